@@ -215,3 +215,29 @@ def test_place_in_a_cache_that_rolls_is_no_position() -> None:
     assert [one.code for one in found] == ["AS703"]
     assert "the key of token 6 is rotated like one at position 5" in found[0].message
     assert "those no longer cached included" in found[0].hint
+
+
+class Memory(nn.Module):
+    """A memory that is joined to the tokens before both are projected is no cache."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_in, self.to_qkv, self.to_out = (nn.Linear(width, out) for out in (width, 3 * width, width))
+
+    def forward(self, x, memory):  # type: ignore[no-untyped-def]
+        both = torch.cat((memory, self.to_in(x)), dim=1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.to_qkv(both).chunk(3, dim=-1))
+        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_the_symbol_of_cached_keys_is_the_users() -> None:
+    sizes = {"P" if symbol == "Lp" else symbol: size for symbol, size in SIZES.items()}
+    inputs = {name: axes.replace("Lp", "P") for name, axes in INPUTS.items()}
+    subject = subject_of(Decoder(42, 7), inputs, **sizes)
+    assert (subject.past, subject.past_size, subject.lengths) == ("P", 13, ("L", "P"))
+
+
+def test_a_memory_that_is_projected_is_no_cache() -> None:
+    subject = subject_of(Memory(42, 7), {"x": "B L H*Dk", "memory": "B M H*Dk"}, B=5, H=7, L=11, M=13, Dk=6)
+    assert (subject.past, subject.past_size) == ("", 0)

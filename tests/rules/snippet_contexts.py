@@ -231,6 +231,7 @@ CONTEXTS: dict[str, Context] = {
         "B, L, H, Dk, W",
         init="self.offsets, self.weights = nn.Linear(D, 6), nn.Linear(D, 3)",
     ),
+    "AS123": Context(SPLIT, OUTPUT.replace("context", "out"), init="self.size = 4"),
     "AS201": Context("", f"v = self.wv(x).view(B, L, H, Dk).transpose(1, 2)\n{SOFTMAX}"),
     "AS202": Context(CROSS_SPLIT, f"context = scores.softmax(dim=-1) @ v\n{CROSS_OUTPUT}", **CROSS),
     "AS203": Context("Dk = D\nk = self.wk(x)", "return scores.softmax(dim=-1) @ self.wv(x)", **ONE_HEAD),

@@ -157,7 +157,7 @@ def _with_equal_tokens(subject: Subject, own: _Own) -> UniformRun | None:
         if any(event.name in CONVOLUTIONS and event.order > start for event in subject.graph.upstream(operand.sources)):
             return None
         names = subject.graph.origins(operand.sources) & set(subject.inputs) if not refs else set()
-        past = subject.numbers.get("Lp")
+        past = subject.past_size
         names = {name for name in names if past not in subject.inputs[name].shape}
         values: dict[Producer, Tensor] = {**{ref: subject.base.value(ref) for ref in refs}}
         values |= {name: subject.inputs[name] for name in names}
@@ -206,7 +206,7 @@ def _varying(alike: UniformRun, operand: AttentionOperand) -> set[int] | None:
     axis = alike.tokens(operand)
     if axis is None:
         return None
-    value, past = operand.of(alike.run), alike.subject.numbers.get("Lp", 0)
+    value, past = operand.of(alike.run), alike.subject.past_size
     lengths = {alike.subject.numbers[symbol] for symbol in alike.subject.lengths}
     cached = past if value.shape[axis] - past in lengths and value.shape[axis] not in lengths else 0
     new = value.narrow(axis, cached, value.shape[axis] - cached)
@@ -262,7 +262,7 @@ def _decides(alike: UniformRun, part: HeadPart, start: Producer, vector: Tensor)
         rows = alike.rows(part, run) if run.follows(alike.subject.base) else None
         if rows is None:
             return False
-        cached = alike.subject.numbers.get("Lp", 0)
+        cached = alike.subject.past_size
         found.append(rows[cached if rows.shape[0] > cached else 0 :])
     one, two = found
     return bool(one.abs().max() > SAME) and torch.allclose(two, 2 * one, rtol=1e-4, atol=SAME)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TypeVar, cast
@@ -18,8 +18,8 @@ from attnshape.checks.attention.packing import Packing, packing_of
 from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, others_at
 from attnshape.checks.attention.simultaneous import SimultaneousRun, run_simultaneously
 from attnshape.checks.interventions.experiment import UNCHANGED, Experiment, Intervention, ReplayRun, UnreadableError
-from attnshape.checks.interventions.replay import OutputRef, Producer, Replace
-from attnshape.checks.interventions.small_sizes import LENGTHS, UNNAMED_LENGTH, involves
+from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
+from attnshape.checks.interventions.small_sizes import LENGTHS, PAST, UNNAMED_LENGTH, involves
 from attnshape.checks.interventions.uses import Gradients, gradients
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.inference.dataflow import numbers_read
@@ -32,6 +32,8 @@ from attnshape.tracing.operations import (
     CONVOLUTIONS,
     DATA_MOVEMENT,
     EQUALITY_COMPARISONS,
+    FUSED_ATTENTION,
+    JOINS,
     ORDER_COMPARISONS,
     PRODUCTS,
 )
@@ -168,8 +170,7 @@ class Subject:
             if self.packing is None or name != self.packing.name
         }
         floating = {name: value for name, value in every.items() if value.is_floating_point() or value.is_complex()}
-        past = self.numbers.get("Lp")
-        if all(past in value.shape for value in floating.values()):  # beside caches, integers are the tokens
+        if all(self.past_size in value.shape for value in floating.values()):  # beside caches, integers are the tokens
             tokens = {
                 name: value for name, value in every.items() if name in floating or not self._is_only_compared(name)
             }
@@ -181,6 +182,27 @@ class Subject:
             if any(involves(value.shape[axis], "B", self.numbers) for axis in self.axes_that_vary("B", name, value))
         }
         return batched or floating
+
+    @cached_property
+    def past(self) -> str:
+        """The symbol of the cached keys: `Lp`, or the user's own; empty if no cache is an argument.
+
+        Attention multiplies cached keys or values as they are, after new ones, which are projected, are joined to them.
+        """
+        if PAST in self.numbers:
+            return PAST
+        symbols = self.distinct_symbols
+        for name, value in self.base.inputs.items():
+            found = _joined_axis(self.base, name) if value.is_floating_point() and value.ndim > 2 else None
+            symbol = symbols.get(value.shape[found]) if found is not None else None
+            if symbol is not None and symbol not in SYMBOLS_BY_NAME and symbol in self.experiment.target.sizes.numbers:
+                return symbol
+        return ""
+
+    @property
+    def past_size(self) -> int:
+        """The number of cached keys; 0 if no cache is an argument."""
+        return self.numbers.get(self.past, 0)
 
     def _is_only_compared(self, name: str) -> bool:
         """Return whether the code only compares an input's numbers, such as those of the documents of packed tokens."""
@@ -309,6 +331,7 @@ class Subject:
             symbols = [self._symbol(0)]
         else:
             known = [symbol for symbol in LENGTHS if symbol in self.numbers]
+            known += [self.past] if self.past and self.past not in known else []
             symbols = [*known] or [self._symbol(self._token_axis) or self._unnamed_length() or self._length_alone]
             if known and not any(self.numbers[symbol] in value.shape for symbol in known for value in values):
                 symbols = [own] if (own := self._unnamed_length()) is not None else symbols
@@ -451,6 +474,39 @@ class Subject:
     def source(self, ref: OutputRef | None) -> Source | None:
         """Return a call's location in the source, as it is reported."""
         return displayed_source(self.place(ref))
+
+
+def _joined_axis(run: ReplayRun, name: str) -> int | None:
+    """Return the axis of an input along which projected vectors are joined to it before attention multiplies both."""
+    moved: set[Producer] = {name}  # the input as it is, moved at most
+    joined: dict[Producer, int] = {}
+    computed: set[Producer] = set()
+    for event in run.events:
+        if event.name in JOINS and (axis := _axis_of_join(event, run.inputs[name].shape, moved, computed)) is not None:
+            joined |= dict.fromkeys(event.refs, axis)
+        elif event.name in DATA_MOVEMENT and event.producers <= moved:
+            moved.update(event.refs)
+        elif event.name in PRODUCTS | FUSED_ATTENTION and event.producers & joined.keys():
+            if not event.producers & run.state.keys():
+                return joined[next(iter(event.producers & joined.keys()))]
+        elif event.name in PRODUCTS or event.producers & computed:
+            computed.update(event.refs)
+        if event.name in DATA_MOVEMENT and len(before := event.producers & joined.keys()) == 1:
+            joined |= dict.fromkeys(event.refs, joined[next(iter(before))])
+    return None
+
+
+def _axis_of_join(
+    event: ReplayedCall, shape: Sequence[int], moved: set[Producer], computed: set[Producer]
+) -> int | None:
+    """Return the input's axis that a join makes longer by computed vectors."""
+    places = [place for place, sources in enumerate(event.sources) if moved.intersection(sources)]
+    others = [sources for place, sources in enumerate(event.sources) if place not in places]
+    if len(places) != 1 or not others or not all(computed.intersection(sources) for sources in others):
+        return None
+    own, total = event.operand_values[places[0]].shape, event.values[0].shape
+    longer = [size for size, whole in zip(own, total, strict=True) if size != whole]
+    return list(shape).index(longer[0]) if len(longer) == 1 and list(shape).count(longer[0]) == 1 else None
 
 
 def _widths_of(numbers: Mapping[str, int], sequences: int) -> set[int]:

@@ -28,7 +28,6 @@ from attnshape.checks.interventions.small_sizes import involves
 NO_TOKEN = -1
 """The position of what comes from no token of the inputs, such as a learned query."""
 _WIDTHS = ("D", "Dk", "Dv")
-_PAST = "Lp"
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ class TokenNumbers:
         every = dict.fromkeys(axes.sizes for axes in self._axes.values())
         self._sequences: dict[tuple[int, ...], _Sequence] = {}
         start = 0
-        for sizes in sorted(every, key=lambda sizes: sizes != (subject.numbers.get(_PAST),)):  # cached tokens first
+        for sizes in sorted(every, key=lambda sizes: sizes != (subject.past_size,)):  # cached tokens first
             self._sequences[sizes] = _Sequence(sizes, start)
             start += math.prod(sizes)
         bits = range(max(start - 1, 0).bit_length())
@@ -227,7 +226,7 @@ class TokenNumbers:
         counted in the order in which they stand beside each other. What has `queries` isn't cached.
         """
         sequences = list(self._sequences.values())
-        is_cached = sequences[0].sizes == (self._subject.numbers.get(_PAST),) and not sequences[0].has(queries).any()
+        is_cached = sequences[0].sizes == (self._subject.past_size,) and not sequences[0].has(queries).any()
         if role == "key" and len(sequences) == 2 and is_cached:
             return numbers, sum(one.count for one in sequences)
         columns = {one: _columns(numbers, one) for one in sequences}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -97,29 +98,29 @@ class UniformRun:
 
     def new_rows(self, operand: AttentionOperand) -> int:
         """Return how many tokens of an operand got the vector: those of a cache and unused slots didn't."""
-        first, end = self.filled(operand)
-        return end - first
+        return len(self._filled[operand.role]) if self.tokens(operand) is not None else 0
 
     def filled(self, operand: AttentionOperand) -> tuple[int, int]:
         """Return the first token of an operand that got the vector, and the one after the last."""
-        axis = self.tokens(operand)
-        return self._filled[operand.role] if axis is not None else (0, 0)
+        tokens = self._filled[operand.role] if self.tokens(operand) is not None else []
+        return (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
 
     @cached_property
-    def _filled(self) -> Mapping[OperandRole, tuple[int, int]]:
+    def _filled(self) -> Mapping[OperandRole, Sequence[int]]:
         return {operand.role: self._filled_tokens(operand) for operand in self.own}
 
-    def _filled_tokens(self, operand: AttentionOperand) -> tuple[int, int]:
+    def _filled_tokens(self, operand: AttentionOperand) -> Sequence[int]:
+        """Return the tokens that got the vector, in order."""
         axis = self.tokens(operand)
         size = operand.value.shape[axis] if axis is not None else 0
         if axis is not None and _differs(operand.of(self.run), axis) and self._with_another_vector is not None:
             change = operand.of(self._with_another_vector) - operand.of(self.run)
             tokens = changed_indices(change.abs() > _MOST, axis)
             if tokens:
-                return min(tokens), max(tokens) + 1
-        past = self.subject.numbers.get("Lp", 0)
+                return sorted(tokens)
+        past = self.subject.past_size
         has_cache = size in {past + self.subject.numbers.get(symbol, 0) for symbol in ("L", "Lq", "Lk")}
-        return (past if has_cache and size > past else 0), size
+        return range(past if has_cache and size > past else 0, size)
 
     @cached_property
     def _with_another_vector(self) -> ReplayRun | None:
@@ -137,8 +138,8 @@ class UniformRun:
         tokens = self.tokens(operand)
         if axis is None or tokens is None:
             return False
-        first, end = self.filled(operand)
-        return _differs(operand.of(self.run).narrow(tokens, first, end - first), axis)
+        filled = torch.tensor(self._filled[operand.role], dtype=torch.long)
+        return _differs(operand.of(self.run).index_select(tokens, filled), axis)
 
     def rows(self, operand: AttentionOperand, run: ReplayRun | None = None) -> Tensor | None:
         """Return the vectors of the first head and batch element, (tokens, width), unused slots left out.
@@ -149,7 +150,7 @@ class UniformRun:
         if axis is None:
             return None
         value = operand.of(run or self.run).double().movedim((axis, self.width(operand)), (-2, -1))
-        return value.reshape(-1, *value.shape[-2:])[0, : self.filled(operand)[1]]
+        return value.reshape(-1, *value.shape[-2:])[0, [*range(self.filled(operand)[0]), *self._filled[operand.role]]]
 
     def changes_length(self, operand: AttentionOperand) -> bool:
         """Return whether the vectors at the new tokens differ in length, which rotations keep."""
@@ -251,7 +252,7 @@ class UniformRun:
         axis = self.tokens(operand)
         assert axis is not None
         value = operand.of(run).double().movedim((axis, self.width(operand)), (-2, -1))
-        return value.reshape(-1, *value.shape[-2:])[:, slice(*self.filled(operand))]
+        return value.reshape(-1, *value.shape[-2:])[:, [*self._filled[operand.role]]]
 
     def _last_equal(self, operand: AttentionOperand) -> tuple[Producer, int] | None:
         """Return the last result from which alone an operand comes and whose vectors are equal, with its token axis."""
@@ -299,7 +300,7 @@ class UniformRun:
             return False
         of_start = {start[0], *self.subject.graph.origins((start[0],))}
         names = self._reached(operand, start[0]) & self.subject.base.inputs.keys() - of_start
-        past = self.subject.numbers.get("Lp")
+        past = self.subject.past_size
         every = (self.subject.base.inputs[str(name)] for name in names)
         given = [value for value in every if past not in value.shape]
         tables = [value for value in given if value.is_floating_point() or value.is_complex()]
@@ -440,12 +441,13 @@ def _filled_run(
     gains: set[str] = set()
     for operand in own:
         refs = projections(subject, operand.sources)
-        gains |= {name for name in subject.graph.origins(operand.sources) if _is_gain(subject, name, query.width)}
+        origins = subject.graph.origins(operand.sources)
+        gains |= {name for name in origins if _is_of_features(subject, name, query.width)}
         start = max((ref.order for ref in refs), default=0)
         if any(event.name in CONVOLUTIONS and event.order > start for event in subject.graph.upstream(operand.sources)):
             return None  # it has channels of its own for every head
-        names = subject.graph.origins(operand.sources) & set(subject.inputs) if not refs else set()
-        past = subject.numbers.get("Lp")
+        names = origins & set(subject.inputs) if not refs else set()
+        past = subject.past_size
         producers: set[Producer] = {*refs, *names}
         for producer in producers:
             value = subject.inputs[producer] if isinstance(producer, str) else subject.base.value(producer)
@@ -483,12 +485,14 @@ def _filled_parts(
     return fills if is_split and len(fills) == len(parts) else {}
 
 
-def _is_gain(subject: Subject, name: str, width: int) -> bool:
-    """Return whether a parameter has one number for each feature, as the weight and the bias of a norm."""
+def _is_of_features(subject: Subject, name: str, width: int) -> bool:
+    """Return whether a parameter has one number for each feature, as a gain or a bias, of all heads or of each."""
     if name not in subject.parameters:
         return False
-    shape = subject.parameters[name].shape
-    return len(shape) == 1 and shape[0] % width == 0
+    *heads, features = subject.parameters[name].shape or (0,)
+    if not heads:
+        return features % width == 0
+    return features == width and math.prod(heads) in {1, subject.numbers.get("H"), subject.numbers.get("Hkv")}
 
 
 def depends_on_distance(same: UniformRun) -> bool:

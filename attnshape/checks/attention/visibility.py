@@ -334,7 +334,7 @@ def _own_offset(subject: Subject, visible: VisibleKeys) -> int:
     queries, keys = visible.keys.shape[-2:]
     last = keys - queries
     is_claimed = subject.claims.causal or subject.claims.window is not None
-    if last <= 0 or last == subject.numbers.get("Lp") or not is_claimed or visible.layout is None:
+    if last <= 0 or last == subject.past_size or not is_claimed or visible.layout is None:
         return last
     positions = pair_positions(subject, visible.core, visible.arranged)
     before = positions.keys_before if positions is not None else None

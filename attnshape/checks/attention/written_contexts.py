@@ -70,7 +70,7 @@ def _features_after(subject: Subject, core: Core | FusedCore, write: ReplayedCal
     numbers = torch.arange(subject.base.value(core.context).numel(), dtype=torch.float64).reshape(shape)
     for event, output in reversed(path):
         numbers = recompute(event, {0: numbers}, output)
-    source = _written(write, place, numbers)
+    source = written_elements(write, place, numbers)
     if source is None:
         return None
     found = [_axis_of(source, index_along(source, shape, axis)) for axis in feature_axes_of(subject, core)]
@@ -78,7 +78,7 @@ def _features_after(subject: Subject, core: Core | FusedCore, write: ReplayedCal
     return axes if axes and len(set(axes)) == len(found) else None
 
 
-def _written(write: ReplayedCall, place: int, numbers: Tensor) -> Tensor | None:
+def written_elements(write: ReplayedCall, place: int, numbers: Tensor) -> Tensor | None:
     """Return what a call makes of a tensor of -1 if it writes these numbers; None if it doesn't just write them."""
     written = torch.full(write.operand_values[0].shape, -1.0, dtype=numbers.dtype)
     operands = iter([{0: written, place: numbers}.get(at, value) for at, value in enumerate(write.operand_values)])

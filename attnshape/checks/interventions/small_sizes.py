@@ -18,7 +18,8 @@ Idle = Callable[[Mapping[str, int]], int]
 """Counts the parts of a claim that say nothing at these sizes."""
 _LARGEST_AMBIGUOUS = 3
 """Sizes up to this divide too many numbers to identify an axis."""
-LENGTHS = ("L", "Lq", "Lk", "Lp")
+PAST = "Lp"
+LENGTHS = ("L", "Lq", "Lk", PAST)
 
 
 UNNAMED_LENGTH = "tokens"
@@ -30,15 +31,20 @@ _PARTS = (1, 2, 3, 4)
 def involves(size: int, symbol: str, numbers: Mapping[str, int]) -> bool:
     """Return whether an axis of this size is likely a symbol or a product with it.
 
+    A product of other sizes is as likely without the symbol, unless the symbol's size is a prime.
+
     >>> involves(35, "B", {"B": 5, "H": 7}), involves(14, "B", {"B": 5, "H": 7})
     (True, False)
+    >>> involves(70, "L", {"L": 10, "H": 14, "Dk": 5}), involves(60, "L", {"L": 10, "H": 14, "Dk": 5})
+    (False, True)
     >>> involves(165, "tokens", {"H": 5, "Dk": 11, "tokens": 15})  # 3*H*Dk
     False
     """
     number = numbers.get(symbol, 0)
     if number <= _LARGEST_AMBIGUOUS or size <= 0 or size % number:
         return False
-    return symbol != UNNAMED_LENGTH or size == number or not _is_product_of_others(size, symbol, numbers)
+    is_prime = symbol != UNNAMED_LENGTH and all(number % factor for factor in range(2, math.isqrt(number) + 1))
+    return is_prime or size == number or not _is_product_of_others(size, symbol, numbers)
 
 
 def _is_product_of_others(size: int, symbol: str, numbers: Mapping[str, int]) -> bool:

@@ -32,6 +32,7 @@ from attnshape.checks.rules import (
     unused_inputs,
     unused_results,
     unused_scores,
+    unwritten,
 )
 from attnshape.checks.rules.protocol import Rule
 
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     head_mixing,
     head_merge,
     token_order,
+    unwritten,
     grouped_heads,
     scale,
     unused_scores,

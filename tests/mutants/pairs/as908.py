@@ -13,12 +13,14 @@ SIZES = (
     {"B": 5, "H": 4, "L": 3, "Lp": 6, "Dk": 8},
     {"B": 6, "H": 7, "L": 5, "Lp": 8, "Dk": 4},
 )
+OWN_SYMBOL = tuple({"P" if symbol == "Lp" else symbol: size for symbol, size in sizes.items()} for sizes in SIZES)
 PAIRS = [
     ("AS908", "step_from_position_zero", *SIZES),
     ("AS908", "step_one_position_early", *SIZES),
     ("AS908", "learned_positions_from_zero", *SIZES),
     ("AS908", "mask_of_a_step", *SIZES),
     ("AS908", "one_layer_of_two", *SIZES),
+    ("AS908", "cache_with_a_symbol_of_its_own", *OWN_SYMBOL),
 ]
 
 
@@ -146,6 +148,11 @@ class LearnedFromZero(RightLearned):
         return torch.arange(n)  # wrong: AS908 learned_positions_from_zero
 
 
+class RowsFromZero(RightLearned):
+    def positions(self, past, n):
+        return torch.arange(0, n)  # wrong: AS908 cache_with_a_symbol_of_its_own
+
+
 class OneLayer(RightLearned):
     def offset(self, layer, past, n):
         return past - 1 if n == 1 and layer == 1 else past
@@ -182,3 +189,14 @@ def reference_learned_positions_from_zero(module, x, layer_past):
 
 
 reference_one_layer_of_two = reference_learned_positions_from_zero
+
+
+def wrong_cache_with_a_symbol_of_its_own(B, H, L, P, Dk):
+    return _learned(RowsFromZero, B, H, L, P, Dk)
+
+
+def right_cache_with_a_symbol_of_its_own(B, H, L, P, Dk):
+    return _learned(RightLearned, B, H, L, P, Dk)
+
+
+reference_cache_with_a_symbol_of_its_own = reference_learned_positions_from_zero

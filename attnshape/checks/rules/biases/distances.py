@@ -86,7 +86,7 @@ def _keys_before(subject: Subject, visible: VisibleKeys) -> int | None:
     where each query and one key come from the same token.
     """
     queries, keys = visible.keys.shape[-2:]
-    past = subject.numbers.get("Lp", 0)
+    past = subject.past_size
     if queries == keys or (past > 0 and queries + past == keys) or _is_causal(visible):
         return keys - queries
     positions = pair_positions(subject, visible.core, visible.arranged) if queries < keys else None

@@ -28,7 +28,7 @@ _HINT = "return what was joined: the cache and the new keys or values"
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Follow each cached input into attention, and compare it with what the call returns."""
-    past = subject.numbers.get("Lp", 0)
+    past = subject.past_size
     cached = [name for name, value in subject.inputs.items() if past > 1 and past in value.shape and value.ndim >= 3]
     origins = {name for operand in operands(subject) for name in subject.graph.origins(operand.sources)}
     for name in cached if subject.attentions else ():

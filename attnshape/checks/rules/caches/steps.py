@@ -53,15 +53,15 @@ def step_by_step(subject: Subject) -> Iterator[Outcome]:
 
 def _length(subject: Subject) -> str:
     """Return the symbol of the number of new tokens; empty if there are several lengths or none."""
-    symbols = [symbol for symbol in subject.lengths if symbol != "Lp"]
+    symbols = [symbol for symbol in subject.lengths if symbol != subject.past]
     return symbols[0] if len(symbols) == 1 else ""
 
 
 def _tokens(subject: Subject) -> dict[str, int]:
     """Return the token axis of each input that has one; none if it isn't certain what belongs to a token."""
-    past = subject.numbers.get("Lp", 0)
+    past = subject.past_size
     symbol = _length(subject)
-    if past < 2 or not symbol or not subject.is_distinct(symbol) or not subject.is_distinct("Lp"):
+    if past < 2 or not symbol or not subject.is_distinct(symbol) or not subject.is_distinct(subject.past):
         return {}
     count = subject.numbers[symbol]
     tokens: dict[str, int] = {}
@@ -81,7 +81,7 @@ def _caches(subject: Subject) -> dict[str, tuple[str, int]]:
 
     There is none if one isn't returned so.
     """
-    past, count = subject.numbers["Lp"], subject.numbers[_length(subject)]
+    past, count = subject.past_size, subject.numbers[_length(subject)]
     found: dict[str, tuple[str, int]] = {}
     for name, value in subject.base.inputs.items():
         if past not in value.shape:
@@ -122,7 +122,7 @@ def _has_number(value: object) -> bool:
 
 def _agree(subject: Subject, run: ReplayRun, start: int, count: int) -> bool:
     """Return whether all results are those of all tokens at once, from a token on."""
-    past, every = subject.numbers["Lp"], subject.numbers[_length(subject)]
+    past, every = subject.past_size, subject.numbers[_length(subject)]
     results = dict(run.returned)
     compared = False
     for path, value in subject.base.returned:

@@ -15,7 +15,7 @@ from attnshape.checks.attention.cores import Core, between
 from attnshape.checks.attention.definitions import constant_definition
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.operands import operands
-from attnshape.checks.attention.perturbation import divergences
+from attnshape.checks.attention.perturbation import changed_indices, divergences
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.token_positions import pair_positions
 from attnshape.checks.attention.visibility import EVIDENCE, READ, ExplainedVisibility, Hypothesis, explain_visibility
@@ -155,7 +155,7 @@ def _is_of_blocks(subject: Subject, explanation: ExplainedVisibility) -> bool:
     lengths = {subject.numbers[symbol] for symbol in subject.lengths}
     if queries == 1 and lengths & explanation.visible.core.shared_sizes:
         return True
-    known = lengths | {subject.numbers.get("Lp", 0) + length for length in lengths}
+    known = lengths | {subject.past_size + length for length in lengths}
     # each of a few keys stands for several tokens, such as the mean of a block
     if explanation.hypothesis is not None and (keys in known or 2 * keys > queries):
         return False
@@ -168,7 +168,8 @@ def _by_results(subject: Subject, laid_out: list[ExplainedVisibility]) -> Iterat
     hidden = [core for core in subject.attentions if core.context not in known]
     # what attention itself leaks has findings of its own
     if subject.claims.causal and all(map(_is_as_causal_as_claimed, laid_out)):
-        yield from _past_attention(subject) if laid_out and not hidden else judge_causal(subject, hidden, TOPIC)
+        is_known = bool(laid_out) and not hidden
+        yield from _past_attention(subject, laid_out) if is_known else judge_causal(subject, hidden, TOPIC)
     if subject.claims.window is not None and (hidden or not laid_out):
         yield from judge_window(subject, hidden, TOPIC)
 
@@ -179,8 +180,13 @@ def _is_as_causal_as_claimed(explanation: ExplainedVisibility) -> bool:
     return hypothesis is not None and right in (hypothesis, replace(hypothesis, window=None))
 
 
-def _past_attention(subject: Subject) -> Iterator[Outcome]:
-    """Change two tokens, and check whether earlier positions of the result change other than through attention."""
+def _past_attention(subject: Subject, explained: Sequence[ExplainedVisibility]) -> Iterator[Outcome]:
+    """Change two tokens, and check whether earlier positions of the result change other than through attention.
+
+    A query from which masks hide every key, with a finite number, sees all of them.
+    """
+    rows = [one.visible.empty for one in explained]
+    empty = {position for one in rows for position in changed_indices(one, one.ndim - 1)}
     for symbol in subject.lengths:
         number = subject.numbers[symbol]
         # causal attention spreads a change over all later tokens: the last one has none
@@ -189,7 +195,7 @@ def _past_attention(subject: Subject) -> Iterator[Outcome]:
             moved = subject.perturb(Intervention(inputs=change))
             if not change or not moved.comparable:
                 continue
-            earlier = leaked_position(moved, subject, symbol, index)
+            earlier = leaked_position(moved, subject, symbol, index, empty)
             if earlier is None:
                 continue
             contexts = [core.context for core in subject.attentions]
@@ -258,7 +264,7 @@ def _unexplained(subject: Subject, explanation: ExplainedVisibility) -> Iterator
 def _are_whole(subject: Subject, queries: int, keys: int) -> bool:
     """Return whether queries and keys are those of a whole sequence or image, not of a block."""
     lengths = [subject.numbers[symbol] for symbol in subject.lengths]
-    past = subject.numbers.get("Lp", 0)
+    past = subject.past_size
     known = {math.prod(some) for count in (1, 2) for some in itertools.combinations(lengths, count)}
     known |= {past + length for length in lengths}
     return {queries, keys} <= known
@@ -347,7 +353,7 @@ def _explain_offset(
         message = "the causal mask is inverted: queries attend to the future, and not to the past"
         return "AS501", message, "keep the lower triangle: torch.ones(L, L).tril()"
     if offset is None or offset >= keys - 1:
-        if aligned > 0 and ("Lp" in subject.numbers or _joins_keys(subject)):
+        if aligned > 0 and (subject.past or _joins_keys(subject)):
             message = "there is no causal mask when keys are cached: queries attend to the future"
             return "AS504", message, "mask with .tril(diagonal=Lk - Lq), with and without a cache"
         return "AS501", "there is no causal mask: queries attend to the future", "mask with .tril()"

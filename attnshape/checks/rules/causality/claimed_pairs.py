@@ -279,8 +279,8 @@ def _judge_results(subject: Subject, unknown: Sequence[Attention], topic: str) -
     if symbol is None or not found:
         yield Undecided(topic, NO_TOKENS, (CLAIM,))
         return
-    queries, past = subject.numbers[symbol], subject.numbers.get("Lp", 0)
-    start = {name: past if name == symbol and "Lp" in subject.lengths else 0 for name in subject.lengths}
+    queries, past = subject.numbers[symbol], subject.past_size
+    start = {name: past if name == symbol and subject.past in subject.lengths else 0 for name in subject.lengths}
     keys = max(start[name] + subject.numbers[name] for name, _ in found)
     claimed, wanted = (table(subject, (queries, keys)) for table in (claimed_pairs, _wanted))
     depends, told = torch.zeros_like(claimed), torch.zeros_like(claimed)

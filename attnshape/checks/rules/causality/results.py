@@ -6,7 +6,7 @@ is changed, and the positions of the results that change are those that depend o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from attnshape.checks.attention.cores import Core, FusedCore, between
@@ -200,8 +200,12 @@ def changed_positions(moved: PerturbationDiff, number: int) -> set[int]:
     }
 
 
-def leaked_position(moved: PerturbationDiff, subject: Subject, symbol: str, token: int) -> int | None:
+def leaked_position(
+    moved: PerturbationDiff, subject: Subject, symbol: str, token: int, ignored: Set[int] = frozenset()
+) -> int | None:
     """Return the first position of the results that a token changes although all that it may depend on is earlier.
+
+    Those that are `ignored` may change.
 
     A few positions may be missing at either end, as where the last token has no next one: with `n` missing, a position
     may depend on the `n` tokens behind it.
@@ -211,7 +215,7 @@ def leaked_position(moved: PerturbationDiff, subject: Subject, symbol: str, toke
         size = number - missing
         if missing and (size in others or size < 2):
             continue
-        earlier = min(changed_positions(moved, size), default=token)
+        earlier = min(changed_positions(moved, size) - ignored, default=token)
         if earlier + missing < token:
             return earlier
     return None

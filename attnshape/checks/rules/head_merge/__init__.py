@@ -271,9 +271,12 @@ def _projection(subject: Subject, start: OutputRef, width: int) -> tuple[Replaye
 
 
 def _query_axes(subject: Subject, core: Core | FusedCore) -> Iterator[_QueryAxis]:
-    """Yield the axes of the context that only the weights have, and that have the size of a length."""
+    """Yield the axes of the context that only the weights have, and that have the size of a length, and of no other.
+
+    A map as high as wide has blocks whose queries may be as many as its rows.
+    """
     shape = subject.base.value(core.context).shape
     for axis in (len(shape) - 2,) if isinstance(core, FusedCore) else sorted(core.value.free(core.weights_place)):
         symbol = next((length for length in subject.lengths if subject.numbers[length] == shape[axis]), None)
-        if symbol is not None:
+        if symbol is not None and subject.is_distinct(symbol):
             yield _QueryAxis(core, axis, symbol)

@@ -97,15 +97,22 @@ def keeps_vectors(subject: Subject, operand: AttentionOperand, over_tokens: bool
     followed, axes = found
     own = tuple(axes.index(axis) for axis in own)
     slots = [axis for axis in range(len(followed.shape)) if axis not in own]
-    feature = combined(followed.start, features)
-    vector = combined(followed.start, [axis for axis in range(len(followed.start)) if axis not in features])
+    vector, feature = _numbered(followed, features)
     if not over_tokens and followed.grouping(feature, feature, slots).single:
         return None  # the slots are features, as in attention over channels
     if _is_whole(subject, followed, vector, feature, slots):
         return True
+    if _is_part_of_heads(subject, start, prefix, followed, own, features):
+        return True
     if not all(map(moves_only, prefix)):
         return None
     return _describe(subject, operand, start, prefix, followed, vector, feature, slots)
+
+
+def _numbered(followed: Followed, features: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the number of its vector, and that of its feature, for each element of a projection."""
+    others = [axis for axis in range(len(followed.start)) if axis not in features]
+    return combined(followed.start, others), combined(followed.start, features)
 
 
 def vector_axes(operand: AttentionOperand) -> tuple[int, ...]:
@@ -165,6 +172,32 @@ def _is_whole(subject: Subject, followed: Followed, vector: Tensor, feature: Ten
     ):
         return True
     return _has_an_index_for_each(subject, followed, vector, feature, slots)
+
+
+def _is_part_of_heads(
+    subject: Subject,
+    start: OutputRef,
+    prefix: Sequence[ReplayedCall],
+    part: Followed,
+    own: tuple[int, ...],
+    features: Sequence[int],
+) -> bool:
+    """Return whether an operand has some indices of an axis of heads, and slots hold whole vectors where it has all."""
+    for ref in (ref for call in reversed(prefix) for ref in call.refs):
+        sizes = subject.base.value(ref).shape
+        others = [size for axis, size in enumerate(part.shape) if axis not in own]
+        whole = [size for size in sizes if size not in part.shape]
+        if len(sizes) != len(part.shape) or len(set(sizes)) < len(sizes) or len(whole) != 1:
+            continue
+        taken = [size for size in part.shape if size not in sizes]
+        if whole[0] in subject.head_sizes and len(taken) == 1 and taken[0] in others and taken[0] < whole[0]:
+            followed = layouts(subject).followed(start, ref)
+            if followed is None:
+                return False
+            of_vectors = {sizes.index(part.shape[axis]) for axis in own}
+            slots = [axis for axis in range(len(sizes)) if axis not in of_vectors]
+            return _is_whole(subject, followed, *_numbered(followed, features), slots)
+    return False
 
 
 def _own_heads(subject: Subject, feature: Tensor) -> set[int]:

@@ -293,7 +293,7 @@ def _violations(
 
 def _cached(subject: Subject) -> Violation | None:
     """Compare the cached keys that a call returns with those that it received: they must be equal."""
-    past = subject.numbers.get("Lp", 0)
+    past = subject.past_size
     for name, value in (*subject.base.inputs.items(), *subject.base.state.items()) if past > 1 else ():
         if past not in value.shape or value.ndim < 3:
             continue

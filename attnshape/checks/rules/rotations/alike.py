@@ -244,10 +244,11 @@ def _from_elsewhere(same: UniformRun, query: AttentionOperand, key: AttentionOpe
     rows, claimed = same.rows(key), same.subject.claims.rope is not None
     if rows is None or same.new_rows(key) < 2 or not same.varies(query, same.tokens(query)):
         return
-    past, expected = rows.shape[0] - same.new_rows(key), same.subject.numbers.get("Lp", 0)
+    past, expected = rows.shape[0] - same.new_rows(key), same.subject.past_size
     if past and past == expected and all(_starts_at_zero(same, operand) for operand in (query, key)):
         message = "query and key are rotated from position 0, although tokens are cached: the first isn't rotated"
-        hint = "rotate both from position Lp on: torch.arange(Lp, Lp + L)"
+        of_cache = same.subject.past
+        hint = f"rotate both from position {of_cache} on: torch.arange({of_cache}, {of_cache} + L)"
         violation = violation_of(same, query, "AS703", message, hint)
         yield violation if claimed else replace(violation, level="notice")
     elif past and claimed and not _has_given_positions(same, query):
@@ -308,9 +309,9 @@ def _shift(same: UniformRun, cosine: Tensor, own: Tensor, aligned: int, first: i
 
 def _shifted(same: UniformRun, query: AttentionOperand, key: AttentionOperand, by: str) -> Violation:
     from_zero = _starts_at_zero(same, query) and not _starts_at_zero(same, key)
-    shifted = query if from_zero and "Lp" in same.subject.numbers else key
+    shifted = query if from_zero and same.subject.past else key
     message = f"query and key are rotated by different offsets, {by}: at the same position the same vector differs"
-    hint = "rotate both by the same positions: with a cache both start at Lp"
+    hint = f"rotate both by the same positions: with a cache both start at {same.subject.past or 'Lp'}"
     return violation_of(same, shifted, "AS703", message, hint)
 
 

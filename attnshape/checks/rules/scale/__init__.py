@@ -70,12 +70,13 @@ def known_factors(subject: Subject, width: int) -> Iterator[KnownFactor]:
     widths = _other_widths(subject, width)
     for name, size in widths.items():
         yield KnownFactor("AS207" if _VALUES.search(name) else "AS201", f"1/sqrt({name})", size**-0.5, _DIVIDE)
-    for symbol in ("Lk", "L", "Lq", "Lp", *subject.lengths):
+    for symbol in ("Lk", "L", "Lq", subject.past, *subject.lengths):
         if symbol in sizes:
             yield KnownFactor("AS202", f"1/sqrt({symbol})", sizes[symbol] ** -0.5, _DIVIDE)
             yield KnownFactor("AS202", f"1/{symbol}", 1 / sizes[symbol], _DIVIDE)
-    if {"Lp", "L"} <= sizes.keys():
-        yield KnownFactor("AS202", "1/sqrt(Lp+L)", (sizes["Lp"] + sizes["L"]) ** -0.5, _DIVIDE)
+    if subject.past and "L" in sizes:
+        together = subject.past_size + sizes["L"]
+        yield KnownFactor("AS202", f"1/sqrt({subject.past}+L)", together**-0.5, _DIVIDE)
     yield KnownFactor("AS205", "sqrt(Dk)", math.sqrt(width), _NOT_MULTIPLY)
     yield KnownFactor("AS205", "Dk", float(width), _NOT_MULTIPLY)
     yield KnownFactor("AS203", "1/Dk**1.5", width**-1.5, "scale by 1/sqrt(Dk) once")

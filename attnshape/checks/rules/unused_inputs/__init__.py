@@ -146,7 +146,7 @@ def _line(subject: Subject, name: str, role: str) -> OutputRef | None:
     last = own[-1]
     if role == "memory" and isinstance(last.core, FusedCore):
         return last.core.context
-    if subject.numbers.get("Lp") in subject.inputs[name].shape:  # a cache
+    if subject.past_size in subject.inputs[name].shape:  # a cache
         joins = [event for event in subject.graph.upstream(last.sources) if event.name in JOINS]
         if joins:
             return joins[0].refs[0]
