@@ -37,7 +37,9 @@ def explainer(keys, claims=(), is_read=True, positions=None, **masks):
     numbers = {"B": keys.shape[0], "H": keys.shape[1], "W": 3}
     graph = SimpleNamespace(consumers={name: [None] for name in masks} if is_read else {})
     claimed = parse_claims(claims)
-    subject = SimpleNamespace(claims=claimed, base=base, numbers=numbers, graph=graph, lengths=(), cache={})
+    subject = SimpleNamespace(
+        claims=claimed, base=base, numbers=numbers, graph=graph, lengths=(), past_size=0, cache={}
+    )
     visible = VisibleKeys(SimpleNamespace(context=None), added, nothing, nothing)
     return VisibilityExplainer(subject, visible, positions=positions)
 

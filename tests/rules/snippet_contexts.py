@@ -409,6 +409,7 @@ CONTEXTS: dict[str, Context] = {
         init="self.of_row, self.of_column = nn.Embedding(W, D), nn.Embedding(2 * W, D)",
     ),
     "AS718": Context(SPLIT, SOFTMAX),
+    "AS719": Context("", "return self.wo(attend(q, k, v))", **ONE_HEAD),
     "AS801": Context("", "return self.wo(context)", {**X, "memory": "torch.randn(B, L, D)"}, **ONE_HEAD),
     "AS802": Context("", "return context", QKV),
     "AS803": Context("", "return context", QKV),

@@ -223,7 +223,12 @@ def head_change(subject: Subject, operand: AttentionOperand, head: int, heads: i
         return None
     value = subject.base.inputs[names[0]]
     axis = next((axis for axis, size in enumerate(value.shape[:-1]) if size == heads), None)
-    return HeadChange(None, inputs={names[0]: others_at(axis, head)}) if axis is not None else None
+    if axis is not None:
+        return HeadChange(None, inputs={names[0]: others_at(axis, head)})
+    if value.ndim < 2 or value.shape[-1] != heads * width:
+        return None
+    first = Intervention(inputs={names[0]: others_at(-1, head * width)})
+    return HeadChange(None, inputs={names[0]: others_at(-1, head * width, width)}, one_feature=first)
 
 
 def _offset(subject: Subject, operand: AttentionOperand, ref: OutputRef, needed: int) -> int | None:

@@ -19,6 +19,7 @@ PAIRS = [
     ("AS601", "value_tiled", *SHARED),
     ("AS601", "cat_of_copies", *SHARED),
     ("AS601", "grouped_queries", *SHARED),
+    ("AS601", "features_of_arguments", *SHARED),
 ]
 
 
@@ -196,3 +197,44 @@ def right_grouped_queries(B, Hkv, G, L, Dk):
 def reference_grouped_queries(function, q, k, v):
     owner = [head * k.shape[1] // q.shape[1] for head in range(q.shape[1])]
     return attend(q, k[:, owner], v[:, owner])
+
+
+def of_features(q, k, v, num_heads, num_kv_heads, repeat):
+    """Split the heads of arguments that have them side by side in their features."""
+    q = q.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    k, v = (repeat(t.unflatten(-1, (num_kv_heads, -1)).transpose(1, 2), num_heads // num_kv_heads) for t in (k, v))
+    weights = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1)
+    return (weights @ v).transpose(1, 2).flatten(2)
+
+
+def tiled_features(q, k, v, num_heads, num_kv_heads):
+    def repeat(t, times):
+        return torch.tile(t, (1, times, 1, 1))  # wrong: AS601 features_of_arguments
+
+    return of_features(q, k, v, num_heads, num_kv_heads, repeat)
+
+
+def grouped_features(q, k, v, num_heads, num_kv_heads):
+    return of_features(q, k, v, num_heads, num_kv_heads, lambda t, times: t.repeat_interleave(times, dim=1))
+
+
+def _of_features(function, B, Hkv, G, L, Dk):
+    q, k, v = (torch.randn(B, L, heads * Dk) for heads in (G * Hkv, Hkv, Hkv))
+    return function, (q, k, v, G * Hkv, Hkv), {}
+
+
+def wrong_features_of_arguments(B, Hkv, G, L, Dk):
+    return _of_features(tiled_features, B, Hkv, G, L, Dk)
+
+
+def right_features_of_arguments(B, Hkv, G, L, Dk):
+    return _of_features(grouped_features, B, Hkv, G, L, Dk)
+
+
+def reference_features_of_arguments(function, q, k, v, num_heads, num_kv_heads):
+    q, k, v = (
+        t.unflatten(-1, (count, -1)).transpose(1, 2)
+        for t, count in ((q, num_heads), (k, num_kv_heads), (v, num_kv_heads))
+    )
+    of_query = torch.arange(num_heads) // (num_heads // num_kv_heads)
+    return attend(q, k[:, of_query], v[:, of_query]).transpose(1, 2).flatten(2)

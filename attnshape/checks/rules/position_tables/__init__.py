@@ -1,4 +1,4 @@
-"""Does each token get its own row of a table of positions?
+"""Does each token get its own row of a table of positions, whose features have frequencies of their own?
 
 With `table[length]` in place of `table[:length]`, all tokens get one and the same row, that of the length.
 """
@@ -16,10 +16,11 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Experiment, Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.interventions.small_sizes import LENGTHS
+from attnshape.checks.rules.position_tables.frequencies import equal_frequencies
 from attnshape.checks.rules.protocol import Outcome, Violation
 from attnshape.tracing import operations as ops
 
-CODES: tuple[str, ...] = ("AS716",)
+CODES: tuple[str, ...] = ("AS716", "AS719")
 TOPIC = "tables of positions"
 _MOST_BEYOND = 2
 """How far the number of the row may be from the length, as where a table has a row for a first token."""
@@ -53,7 +54,8 @@ class _OneRow:
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
-    """Number the rows of each table of which one is added to all tokens, and read its number at two lengths."""
+    """Compare the frequencies of sines, and number the rows of tables of which one is added to all tokens."""
+    yield from equal_frequencies(subject)
     for one in _single_rows(subject):
         row = one.row(subject.experiment)
         near = [symbol for symbol in _lengths_of(subject, one) if _is_near(row, subject.numbers[symbol])]

@@ -48,7 +48,7 @@ from attnshape.checks.rules.rotations.steps import (
 )
 from attnshape.tracing.operations import DATA_MOVEMENT, JOINS
 
-CODES: tuple[str, ...] = ("AS701", "AS702", "AS703", "AS704", "AS705", "AS708", "AS709")
+CODES: tuple[str, ...] = ("AS701", "AS702", "AS703", "AS704", "AS705", "AS708", "AS709", "AS719")
 TOPIC = "rotary position embeddings"
 _ROTATED_VALUE = "the value is rotated: the same vector differs between positions"
 _SINGLE_STEP = "one attention, such as a single step, tells nothing by itself"

@@ -12,6 +12,8 @@ from torch import Tensor
 from attnshape.checks.attention.operands import AttentionOperand, projections
 from attnshape.checks.attention.rotated_parts import HeadPart
 from attnshape.checks.attention.uniform import MIXED, UniformRun
+from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.rules.position_tables.frequencies import FREQUENCIES_HINT
 from attnshape.checks.rules.protocol import Violation
 from attnshape.checks.rules.rotations.apart import SAME_ORDER, describe_apart
 from attnshape.checks.rules.rotations.features import joined_after_rotation, paired_features, rotated_features
@@ -24,6 +26,7 @@ from attnshape.checks.rules.rotations.findings import (
     violation_of,
 )
 
+_FEWEST_PAIRS = 3
 _LEAST_STEP = 1e-6
 """Smaller angles between adjacent positions are rounding errors."""
 _WHOLE = 0.02
@@ -51,6 +54,9 @@ def judge_queries_and_keys(same: UniformRun, query: AttentionOperand, key: Atten
             doubled = same.rejoined(operand) or doubled_angles(same, operand)
             at = pairing_call(same.subject, doubled) if doubled is not None else None
             yield violation_of(same, operand, "AS704", message, hint, at)
+    if (alike := _turned_alike(same, key)) is not None:
+        yield alike
+        return
     apart = _rotated_apart(same, query, key)
     if apart is not None:
         yield apart
@@ -85,6 +91,34 @@ def _rotated_apart(same: UniformRun, query: AttentionOperand, key: AttentionOper
     return violation_of(
         same, key, "AS704", describe_apart(of_query, of_key), SAME_ORDER, joined_after_rotation(same, query, key)
     )
+
+
+def _turned_alike(same: UniformRun, key: AttentionOperand) -> Violation | None:
+    """Return that all pairs of features are rotated by the same angle at each position."""
+    rows, mapping = same.rows(key), same.maps.get(key.role)
+    if rows is None or mapping is None or len(mapping.pairs) < _FEWEST_PAIRS or same.changes_length(key):
+        return None
+    if not same.varies(key, same.tokens(key)) or not is_judged(same, key):
+        return None
+    first, second = (list(one) for one in zip(*map(sorted, mapping.pairs), strict=True))
+    vector = same.vector.to(rows)
+    new = rows[rows.shape[0] - same.new_rows(key) :]
+    turns = torch.atan2(new[:, second], new[:, first]) - torch.atan2(vector[second], vector[first])
+    cosines = turns.cos()  # whichever feature of a pair is the first
+    if bool((cosines - cosines[:, :1]).abs().max() > MIXED * MIXED):
+        return None
+    if _has_learned_angles(same, first_rotation(same, key)):
+        return None
+    message = f"all {len(mapping.pairs)} pairs of features are rotated by the same angle at each position"
+    found = violation_of(same, key, "AS719", message, FREQUENCIES_HINT)
+    return found if same.subject.claims.rope is not None else replace(found, level="notice")
+
+
+def _has_learned_angles(same: UniformRun, rotation: OutputRef) -> bool:
+    """Return whether parameters make what a rotation reads beside the data."""
+    subject = same.subject
+    tables = [one for one in subject.base.event(rotation).sources if not subject.graph.carries_data(one)]
+    return any(not subject.graph.origins(one).isdisjoint(subject.parameters) for one in tables)
 
 
 def _is_distorted(same: UniformRun, operand: AttentionOperand) -> bool:
