@@ -15,7 +15,7 @@ from attnshape.cost.meter import MemoryLog, MeteredRuns
 from attnshape.dims.expressions import AxisExpression, parse_expression
 from attnshape.dims.sizes import Sizes, proxy_sizes
 from attnshape.inference.loops import place_in_layer
-from attnshape.inference.plan import Constraint, Fixed, Plan
+from attnshape.inference.plan import Constraint, Fixed, Plan, holds
 from attnshape.inference.sampling import sample_and_solve
 from attnshape.inference.small_runs import Attempt, Samples, SmallRuns
 from attnshape.inference.solver import Solver
@@ -398,7 +398,9 @@ def _from_proxy(
 
     samples, (logs, formulas) = sample_and_solve(small_runs, plan, run, solve)
     fixed = tuple(name for name in samples.plan.fixed if proxy.records[name].size != sizes.records[name].size)
-    whole = samples.complete and common_steps(logs) == len(own.steps) and not fixed
+    # sizes that are equal in the proxy by coincidence stand for each other in formulas
+    apart = bool(fixed) or not all(holds(constraint, sizes.numbers) for constraint in samples.plan.constraints)
+    whole = samples.complete and common_steps(logs) == len(own.steps) and not apart
     certain = whole and formulas.kept_solved and run.failure is None and run.broken is None
     wrong_at = None
     if certain and formulas.solved:
@@ -408,7 +410,7 @@ def _from_proxy(
             wrong_at = held_out.sizes
     elif not certain:
         # formulas from runs in which a size was fixed don't have it in them
-        formulas = guess_timeline(formulas if not fixed else Timeline((), (), proxy.numbers), own, proxy.numbers)
+        formulas = guess_timeline(Timeline((), (), proxy.numbers) if apart else formulas, own, proxy.numbers)
     certain = certain and wrong_at is None
     return PeakEstimate(formulas, own.steps, run, certain, sizes, samples.plan.constraints, fixed, wrong_at)
 
