@@ -133,7 +133,7 @@ class Live(TorchDispatchMode):
 def measure_peak(target: Target, numbers: Mapping[str, int]) -> Live:
     """Build a target and run it once at these sizes, with gradients."""
     live = Live()
-    _run(target, numbers, building=live, running=None)
+    run_target(target, numbers, building=live)
     return live
 
 
@@ -144,7 +144,7 @@ def profile_peak(target: Target, numbers: Mapping[str, int]) -> int:
     too.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        _run(target, numbers, building=contextlib.nullcontext(), running=None)
+        run_target(target, numbers)
     events = profiled.profiler.kineto_results.events()
     blocks = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     return max(itertools.accumulate(size for _, size in blocks))
@@ -153,14 +153,19 @@ def profile_peak(target: Target, numbers: Mapping[str, int]) -> int:
 def measure(target: Target, numbers: Mapping[str, int]) -> Independent:
     """Run a target once at these sizes, with gradients, as `attnshape trace --cost` does."""
     independent = Independent()
-    _run(target, numbers, building=contextlib.nullcontext(), running=independent)
+    run_target(target, numbers, running=independent)
     return independent
 
 
-def _run(
-    target: Target, numbers: Mapping[str, int], *, building: AbstractContextManager[Any], running: Independent | None
+def run_target(
+    target: Target,
+    numbers: Mapping[str, int],
+    *,
+    building: AbstractContextManager[Any] | None = None,
+    running: Independent | None = None,
 ) -> None:
-    with isolated(), building:
+    """Build a target and run it once at these sizes, with gradients, under one mode for both or one for the run."""
+    with isolated(), building or contextlib.nullcontext():
         runnable = target.build(numbers, RunOptions())
         parameters = [tensor for _, tensor in runnable.named_parameters()]
         if not any(tensor.requires_grad for tensor in parameters):

@@ -17,6 +17,7 @@ from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.trace import trace_request
 from attnshape.targets.builtin.registry import CATALOG
 from attnshape.targets.find import find_target
+from tests.cost.elementwise import measure_elementwise
 from tests.cost.independent import measure, measure_peak, profile_peak
 from tests.cost.measuring import Subject
 from tests.examples.expectations import EXPECTED, example_spec
@@ -190,6 +191,26 @@ def test_operations_of_a_mechanism_are_those_of_its_closed_formula(name: str) ->
     assert trace.cost is not UNSET
     for at in places(spec, trace, name):
         assert value(trace.cost.flops, at, trace) == parse_expression(BY_HAND[name].replace(" ", "")).evaluate(at)
+
+
+def assert_elementwise(spec: TargetSpec, trace: Trace, case: str) -> None:
+    assert trace.cost is not UNSET
+    target = find_target(spec)
+    for at in places(spec, trace, case):
+        flops, products = value(trace.cost.flops, at, trace), value(trace.cost.products, at, trace)
+        assert flops is not None
+        assert products is not None
+        assert flops - products == measure_elementwise(target, at), at
+
+
+@pytest.mark.parametrize("name", sampled(CATALOG, ["multi-head", "relative-bias", "gated-delta"]))
+def test_operations_on_elements_of_the_catalog(name: str) -> None:
+    assert_elementwise(*costed("catalog", name), name)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_operations_on_elements_of_an_example(name: str) -> None:
+    assert_elementwise(*costed("example", name), name)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
