@@ -15,7 +15,7 @@ from attnshape.cost.meter import MemoryLog, MeteredRuns
 from attnshape.dims.expressions import AxisExpression, parse_expression
 from attnshape.dims.sizes import Sizes, proxy_sizes
 from attnshape.inference.loops import place_in_layer
-from attnshape.inference.plan import Constraint, Fixed, Plan
+from attnshape.inference.plan import Constraint, Fixed, Plan, holds
 from attnshape.inference.sampling import sample_and_solve
 from attnshape.inference.small_runs import Attempt, Samples, SmallRuns
 from attnshape.inference.solver import Solver
@@ -32,10 +32,12 @@ _CUDA_UNIT = 512
 
 @dataclass(frozen=True)
 class Block:
-    """The bytes of one block: a formula, or the most that a small run had where there is none."""
+    """The bytes of one block: a formula; else what the run at proxy sizes had, at other sizes the most of all runs."""
 
     formula: AxisExpression | None
     most: int
+    measured: int
+    """What the run at proxy sizes had."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class MemoryChange:
         """Whether the block has a formula."""
         return self.block.formula is not None
 
+    def gives(self, size: int, numbers: Mapping[str, int]) -> bool:
+        """Return whether the block has a formula that gives so many bytes at these sizes."""
+        return self.block.formula is not None and self.block.formula.evaluate(numbers) == size
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -69,6 +75,8 @@ class Timeline:
 
     segments: tuple[tuple[MemoryChange, ...], ...]
     inputs: tuple[Block, ...]
+    measured_at: Mapping[str, int] | None = None
+    """The proxy sizes: at these a block without a formula has as many bytes as were measured."""
     cuda: bool = False
     """Whether the target runs on CUDA: it is built on the host all the same."""
 
@@ -98,7 +106,10 @@ class Timeline:
 
     def bytes_of(self, block: Block, numbers: Mapping[str, int]) -> int:
         """Return the bytes of a block at these sizes, as the allocator of the device rounds them."""
-        size = block.formula.evaluate(numbers) if block.formula is not None else block.most
+        if block.formula is not None:
+            size = block.formula.evaluate(numbers)
+        else:
+            size = block.measured if numbers == self.measured_at else block.most
         return -(-size // _CUDA_UNIT) * _CUDA_UNIT if self.cuda else size
 
     def peak(self, numbers: Mapping[str, int]) -> Moment:
@@ -129,10 +140,11 @@ class Timeline:
         return sum_text(counts)
 
 
-def timeline(logs: Sequence[MemoryLog], solver: Solver) -> Timeline:
+def timeline(logs: Sequence[MemoryLog], solver: Solver, proxy: Mapping[str, int] | None = None) -> Timeline:
     """Return the formulas of what several runs allocated and freed, as far as they took the same steps.
 
-    The logs are those of the solver's rounds and validation runs, in its order, and of the run at its plan's own sizes.
+    The logs are those of the solver's rounds and validation runs, in its order, and of the run at its plan's own sizes,
+    which are the proxy sizes.
     """
     count = common_steps(logs)
     behind = all(len(log.steps) == count for log in logs)
@@ -140,7 +152,7 @@ def timeline(logs: Sequence[MemoryLog], solver: Solver) -> Timeline:
     segments += [_segment([log.running[step] for log in logs], solver) for step in range(count + behind)]
     same = len({len(log.inputs) for log in logs}) == 1
     inputs = [_block(sizes, solver) for sizes in zip(*(log.inputs for log in logs), strict=True)] if same else []
-    return Timeline(tuple(segments), tuple(inputs))
+    return Timeline(tuple(segments), tuple(inputs), proxy)
 
 
 def common_steps(logs: Sequence[MemoryLog]) -> int:
@@ -159,7 +171,7 @@ def _segment(runs: Sequence[tuple[int, ...]], solver: Solver) -> tuple[MemoryCha
     tops = [max(itertools.accumulate(run, initial=0)) for run in runs]
     top = _change(tops, solver, scratch=True)
     rest = [sum(run) for run in runs]
-    kept = MemoryChange(_block([abs(change) for change in rest], solver), _sign(sum(rest)))
+    kept = MemoryChange(_block([abs(change) for change in rest], solver), _sign(rest[-1] or sum(rest)))
     return replace(top, sign=1), replace(top, sign=-1), kept
 
 
@@ -185,12 +197,12 @@ def _scratch(changes: Sequence[tuple[int, ...]]) -> set[int]:
 
 def _block(sizes: Sequence[int], solver: Solver) -> Block:
     if len(sizes) < _ENOUGH:
-        return Block(None, max(sizes))
+        return Block(None, max(sizes), sizes[-1])
     if len(set(sizes)) == 1:
-        return Block(parse_expression(str(sizes[0])), sizes[0])
+        return Block(parse_expression(str(sizes[0])), sizes[0], sizes[0])
     *small, actual = sizes
     formula = solver.solve(tuple(small), actual)
-    return Block(parse_expression(formula.text) if formula.known == "verified" else None, max(sizes))
+    return Block(parse_expression(formula.text) if formula.known == "verified" else None, max(sizes), actual)
 
 
 def sum_text(counts: Mapping[str, int]) -> str:
@@ -258,6 +270,13 @@ class PeakEstimate:
     def bytes_at(self, numbers: Mapping[str, int]) -> int:
         """Return the peak at these sizes, in bytes on the device."""
         return self.timeline.peak(numbers).bytes
+
+    @property
+    def may_be_measured(self) -> bool:
+        """Whether the peak doesn't follow from formulas, and the user's sizes are small, but not those of the run."""
+        numbers = self.sizes.numbers
+        known = (self.certain and self.timeline.solved) or self.timeline.measured_at == numbers
+        return not known and self.run.failure is None and self.bytes_at(numbers) <= _LARGEST_SMALL_RUN
 
     @property
     def bytes_on_host(self) -> int:
@@ -339,7 +358,22 @@ def estimate_peak_memory(runs: MeteredRuns, sizes: Sizes, cuda: bool, grad: bool
     nearer = next(proxy_sizes(sizes, few), None) if few else None
     if best is not None and nearer is not None and best.bytes_at(nearer.numbers) <= _LARGEST_SMALL_RUN:
         best = _from_proxy(runs, runs(nearer.numbers), nearer, sizes, best.constraints, budget) or best
+    if best is not None and best.may_be_measured:
+        best = _measured_here(runs, best)
     return best.on_cuda(grad) if best is not None and cuda else best
+
+
+def _measured_here(runs: MeteredRuns, estimate: PeakEstimate) -> PeakEstimate:
+    """Return an estimate whose peak was measured at the user's sizes, which are small."""
+    numbers = estimate.sizes.numbers
+    run, own = runs(numbers), runs.log(numbers)
+    if own is None or run.failure is not None:
+        return estimate
+    same = [step.key for step in own.steps] == [step.key for step in estimate.steps]
+    known = estimate.timeline if same else Timeline((), ())
+    formulas = guess_timeline(replace(known, measured_at=numbers), own, numbers)
+    certain = estimate.certain and same
+    return replace(estimate, timeline=formulas, steps=own.steps, run=run, certain=certain)
 
 
 def _from_proxy(
@@ -359,12 +393,14 @@ def _from_proxy(
 
     def solve(samples: Samples) -> tuple[tuple[Sequence[MemoryLog], Timeline], bool]:
         logs, solver = _aligned(samples, runs, own)
-        formulas = timeline(logs, solver)
+        formulas = timeline(logs, solver, proxy.numbers)
         return (logs, formulas), formulas.kept_solved or not samples.complete
 
     samples, (logs, formulas) = sample_and_solve(small_runs, plan, run, solve)
     fixed = tuple(name for name in samples.plan.fixed if proxy.records[name].size != sizes.records[name].size)
-    whole = samples.complete and common_steps(logs) == len(own.steps) and not fixed
+    # sizes that are equal in the proxy by coincidence stand for each other in formulas
+    apart = bool(fixed) or not all(holds(constraint, sizes.numbers) for constraint in samples.plan.constraints)
+    whole = samples.complete and common_steps(logs) == len(own.steps) and not apart
     certain = whole and formulas.kept_solved and run.failure is None and run.broken is None
     wrong_at = None
     if certain and formulas.solved:
@@ -374,7 +410,7 @@ def _from_proxy(
             wrong_at = held_out.sizes
     elif not certain:
         # formulas from runs in which a size was fixed don't have it in them
-        formulas = guess_timeline(formulas if not fixed else Timeline((), ()), own, proxy.numbers)
+        formulas = guess_timeline(Timeline((), (), proxy.numbers) if apart else formulas, own, proxy.numbers)
     certain = certain and wrong_at is None
     return PeakEstimate(formulas, own.steps, run, certain, sizes, samples.plan.constraints, fixed, wrong_at)
 
@@ -426,16 +462,18 @@ def guess_timeline(known: Timeline, log: MemoryLog, numbers: Mapping[str, int]) 
     for shape, itemsize in (*results, *log.tensors):
         axes = (_axis(size, numbers) for size in shape)
         texts[math.prod(shape) * itemsize] = "*".join([str(itemsize), *axes])
-    blocks = {size: Block(parse_expression(text), size) for size, text in texts.items()}
+    blocks = {size: Block(parse_expression(text), size, size) for size, text in texts.items()}
     segments = list(known.segments)
     for place, changes in enumerate((log.building, *log.running)):
-        own = tuple(MemoryChange(blocks.get(abs(c), Block(None, abs(c))), _sign(c)) for c in changes)
+        own = tuple(MemoryChange(blocks.get(abs(c), Block(None, abs(c), abs(c))), _sign(c)) for c in changes)
         if place >= len(segments):
             segments.append(own)
         elif len(segments[place]) == len(own):
-            both = zip(segments[place], own, strict=True)
-            segments[place] = tuple(old if old.solved else new for old, new in both)
-    inputs = known.inputs or tuple(blocks.get(size, Block(None, size)) for size in log.inputs)
+            both = zip(segments[place], own, changes, strict=True)
+            segments[place] = tuple(old if old.gives(abs(c), numbers) else new for old, new, c in both)
+        elif not all(change.solved for change in segments[place]):
+            segments[place] = own
+    inputs = known.inputs or tuple(blocks.get(size, Block(None, size, size)) for size in log.inputs)
     return replace(known, segments=tuple(segments), inputs=inputs)
 
 

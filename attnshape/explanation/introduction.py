@@ -17,27 +17,27 @@ _MOST = 200
 """How many steps that belong to no other section are explained one by one."""
 
 
-def introduction(trace: Trace, observed_at: Mapping[str, int], train: bool) -> Part:
+def introduction(trace: Trace, observed_at: Mapping[str, int], mode: str | None) -> Part:
     """Return what the run was and what goes in.
 
     Args:
         trace: The trace.
         observed_at: The sizes of the run in which numbers were observed; empty if there was none.
-        train: Whether the target ran in training mode.
+        mode: The mode in which its modules ran, `training` or `evaluation`; None if there are none.
     """
     return Part(
         title="The run",
-        paragraphs=tuple(_run(trace, observed_at, train)),
+        paragraphs=tuple(_run(trace, observed_at, mode)),
         sections=tuple(section for section in (_inputs(trace),) if section is not None),
     )
 
 
-def _run(trace: Trace, observed_at: Mapping[str, int], train: bool) -> list[Paragraph]:
+def _run(trace: Trace, observed_at: Mapping[str, int], mode: str | None) -> list[Paragraph]:
     sizes = {symbol: size.size for symbol, size in trace.sizes.items()}
-    mode = "training" if train else "evaluation"
+    in_mode = f"in {mode} mode, " if mode is not None else ""
     parameters = " and parameters" if trace.cost and trace.cost.parameters.value else ""
     texts = [
-        f"{quoted(trace.target)} ran on {trace.device} in {trace.dtype}, in {mode} mode, at {_sizes(sizes)}, with "
+        f"{quoted(trace.target)} ran on {trace.device} in {trace.dtype}, {in_mode}at {_sizes(sizes)}, with "
         f"random inputs{parameters} from the seed `{trace.seed}`.",
         _verification(trace),
     ]

@@ -143,7 +143,8 @@ def _reshape(trace: Trace, step: Step, result: TensorRecord, given: list[TensorR
     if not removed and not added:
         return None
     if removed and added:
-        return f"Views the same elements with other axes: {_becomes(given[0], result)}"
+        does = "Views the same elements with" if result.storage.kind == "view" else "Arranges the same elements in"
+        return f"{does} other axes: {_becomes(given[0], result)}"
     ones = "an axis of size 1" if len(old + new) == 1 else f"{len(old + new)} axes of size 1"
     return f"{'Adds' if added else 'Drops'} {ones}: {_becomes(given[0], result)}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import islice, permutations, product
 from math import prod
 from string import ascii_letters
 
@@ -23,6 +23,7 @@ from attnshape.tracing import operations as ops
 _VIEWS = ops.RESHAPES | ops.UNIT_AXES | ops.TRANSPOSES | ops.CASTS | ops.COPIES | {"getitem"}
 _NONLINEAR = ops.NONLINEARITIES | ops.EXPONENTIALS
 _ELEMENTWISE = _NONLINEAR | ops.ADDITIONS
+_PRODUCTS = ops.MATMULS | {"einsum"}
 _CLOSE = 1e-3
 
 
@@ -97,6 +98,18 @@ class CorrectedState:
         return (self.keys[token].unsqueeze(-2) @ state).squeeze(-2)
 
 
+@dataclass(frozen=True)
+class _Chain:
+    """The steps that may sum keys times values, before the numbers of a run say whether they do."""
+
+    division: Step
+    read: Step
+    place: int
+    """Which operand of `read` is the sum."""
+    running: Step | None
+    outer: Step
+
+
 class _Steps:
     """The steps of a trace, by the operands that they make."""
 
@@ -134,58 +147,46 @@ class _Steps:
 def may_have_state(trace: Trace) -> bool:
     """Return whether a run is worth observing, since a trace may have what this module finds."""
     steps = _Steps(trace, StepLinks(trace))
-    return any(any(True for _ in found(steps)) for found in (_divided, _divided_equations, _updated))
+    return any(any(True for _ in found(steps)) for found in (_divided, _divided_equations, _divided_running, _updated))
 
 
 def summed_first(trace: Trace, links: StepLinks, values: RunValues) -> SummedFirst | None:
     """Return the attention of a trace that sums keys times values first; None if its numbers show none."""
     steps = _Steps(trace, links)
-    return _summed_by_matrices(steps, values) or _summed_by_equations(trace, steps, values)
+    return (
+        _summed_by_matrices(steps, values)
+        or _summed_by_equations(trace, steps, values)
+        or _summed_token_by_token(steps, values)
+    )
 
 
 def _summed_by_matrices(steps: _Steps, values: RunValues) -> SummedFirst | None:
-    for division, read, running, outer in _divided(steps):
-        numbers = [values.operand(step, place) for step in (read, outer, division) for place in (0, 1)]
+    for chain in _divided(steps):
+        numbers = [
+            values.operand(step, place) for step in (chain.read, chain.outer, chain.division) for place in (0, 1)
+        ]
         known = [one.double() for one in numbers if one is not None and one.is_floating_point() and one.ndim > 1]
         if len(known) < len(numbers):
             continue
-        query, _, left, right, numerator, divisor = known
-        key_place = 0
-        if running is None:
-            key, value = left.mT, right
-        else:
-            key_place = 0 if left.shape[-1] == 1 else 1
-            wide = (left, right) if key_place == 0 else (right, left)
-            if wide[0].shape[-1] != 1 or wide[1].shape[-2] != 1 or query.shape[-2] != 1:
-                continue
-            query, key, value = query.squeeze(-2), wide[0].squeeze(-1), wide[1].squeeze(-2)
+        query, _, left, value, numerator, divisor = known
+        key = left.mT
         if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
             continue
-        maps = (steps.mapped(read, 0), steps.mapped(outer, key_place))
-        found = SummedFirst(
-            outer=outer,
-            running=running,
-            read=read,
-            division=division,
-            maps=maps if all(maps) else (),
-            queries=query,
-            keys=key,
-            raw=_raw(values, maps, (query, key)),
-        )
-        weights = found.weights(query, key)
+        weights = query @ key.mT
         if _same(numerator, weights @ value) and _same(divisor, weights.sum(-1, keepdim=True)):
-            return found
+            return _found(steps, values, chain, (0, 0), (query, key))
     return None
 
 
 def _summed_by_equations(trace: Trace, steps: _Steps, values: RunValues) -> SummedFirst | None:
     """Return the same where einsum makes the sum or reads it, in any order of axes."""
-    for division, read, place, outer in _divided_equations(steps):
-        read_call, outer_call, divided = values.call(read), values.call(outer), values.result(division)
+    for chain in _divided_equations(steps):
+        read, outer = chain.read, chain.outer
+        read_call, outer_call, divided = values.call(read), values.call(outer), values.result(chain.division)
         if read_call is None or outer_call is None or divided is None:
             continue
         for query_place, key_place in product(range(len(read.operands)), range(2)):
-            reads = _equation(read_call, query_place, place)
+            reads = _equation(read_call, query_place, chain.place)
             sums = _equation(outer_call, key_place, 1 - key_place)
             if reads is None or sums is None or divided.dim() != len(reads.out):
                 continue
@@ -197,23 +198,79 @@ def _summed_by_equations(trace: Trace, steps: _Steps, values: RunValues) -> Summ
                     sums.arranged(outer_call.operand_values[1 - key_place], sums.second, (sums.shared, sums.right)),
                 )
             )
-            weights = query @ key.mT if _fit(query, key, value) else None
             result = reads.arranged(divided, reads.out, (reads.left, reads.right)).double()
-            if weights is None or not _same(result, weights @ value / weights.sum(-1, keepdim=True)):
+            if not _fit(query, key, value) or not _same(result, _averages(query @ key.mT, value)):
                 continue
-            maps = (steps.mapped(read, query_place), steps.mapped(outer, key_place))
-            return SummedFirst(
-                outer=outer,
-                running=None,
-                read=read,
-                division=division,
-                maps=maps if all(maps) else (),
-                queries=query,
-                keys=key,
-                raw=_raw(values, maps, (query, key)),
-                axes=_axes_of(trace, read, outer, reads, sums, (query_place, key_place)),
-            )
+            axes = _axes_of(trace, read, outer, reads, sums, (query_place, key_place))
+            return _found(steps, values, chain, (query_place, key_place), (query, key), axes)
     return None
+
+
+def _summed_token_by_token(steps: _Steps, values: RunValues) -> SummedFirst | None:
+    """Return the same where the products of keys and values are added up, so that a query sees no later key."""
+    for chain in _divided_running(steps):
+        made, reads, divided = values.call(chain.outer), values.call(chain.read), values.result(chain.division)
+        added = values.call(chain.running) if chain.running is not None else None
+        if made is None or added is None or reads is None or divided is None or not added.values:
+            continue
+        outer, read = _factors(made), _factors(reads)
+        token = _added_axis(added)
+        if outer is None or read is None or token is None or len(outer.out) != added.values[0].dim():
+            continue
+        names = dict(zip(read.terms[chain.place], outer.out, strict=False))
+        if reads.operand_values[chain.place].shape != added.values[0].shape or len(names) != len(outer.out):
+            continue
+        read = read.renamed(names)
+        query_place = next(place for place in range(2) if place != chain.place)
+        for key_place in (0, 1):
+            key_term, value_term = outer.terms[key_place], outer.terms[1 - key_place]
+            own, wide = (
+                [letter for letter in term if letter in outer.out and letter not in other]
+                for term, other in ((key_term, value_term), (value_term, key_term))
+            )
+            if len(own) != 1 or len(wide) != 1 or outer.out[token] in (*own, *wide):
+                continue
+            batch_letters = [letter for letter in outer.out if letter not in (*own, *wide, outer.out[token])]
+            rows = "".join([*batch_letters, outer.out[token]])
+            query = _arranged(reads.operand_values[query_place], read.terms[query_place], rows + own[0])
+            key = _arranged(made.operand_values[key_place], key_term, rows + own[0])
+            value = _arranged(made.operand_values[1 - key_place], value_term, rows + wide[0])
+            result = _arranged(divided, read.out, rows + wide[0])
+            if query is None or key is None or value is None or result is None:
+                continue
+            if _fit(query, key, value) and _same(result, _averages((query @ key.mT).tril(), value)):
+                axes = dict(zip(outer.out, tensor_axes(chain.outer.outputs[0].tensor), strict=True))
+                *batch, tokens, features, width = (axes[letter] for letter in (*rows, own[0], wide[0]))
+                places, of = (query_place, key_place), (batch, tokens, tokens, features, width)
+                return _found(steps, values, chain, places, (query, key), of)
+    return None
+
+
+def _averages(weights: Tensor, value: Tensor) -> Tensor:
+    return weights @ value / weights.sum(-1, keepdim=True)
+
+
+def _found(
+    steps: _Steps,
+    values: RunValues,
+    chain: _Chain,
+    places: tuple[int, int],
+    features: tuple[Tensor, Tensor],
+    axes: SummedAxes | None = None,
+) -> SummedFirst:
+    """Return what a chain computes; `places` are those of the queries and the keys among what its products read."""
+    maps = (steps.mapped(chain.read, places[0]), steps.mapped(chain.outer, places[1]))
+    return SummedFirst(
+        outer=chain.outer,
+        running=chain.running,
+        read=chain.read,
+        division=chain.division,
+        maps=maps if all(maps) else (),
+        queries=features[0],
+        keys=features[1],
+        raw=_raw(values, maps, features),
+        axes=axes,
+    )
 
 
 def _raw(
@@ -328,6 +385,53 @@ def _terms(call: ReplayedCall) -> list[str] | None:
     return spread
 
 
+@dataclass(frozen=True)
+class _Factors:
+    """The letters of the axes of two operands and of their product; an axis that is broadcast has its own."""
+
+    terms: tuple[str, ...]
+    out: str
+
+    def renamed(self, names: dict[str, str]) -> _Factors:
+        """Return the same with other letters; those without a new one get letters that nothing else has."""
+        rest = (letter for letter in ascii_letters if letter not in names.values())
+        table = {ord(one): names.get(one) or next(rest) for one in dict.fromkeys("".join((*self.terms, self.out)))}
+        return _Factors(tuple(term.translate(table) for term in self.terms), self.out.translate(table))
+
+
+def _factors(call: ReplayedCall) -> _Factors | None:
+    """Return the letters of a product of two operands, by einsum, of matrices, or of numbers; None if unknown."""
+    if ops.base_name(call.operation) not in ops.MULTIPLICATIONS:
+        terms = _terms(call)
+        return _Factors(tuple(terms[:-1]), terms[-1]) if terms is not None and len(terms) == 3 else None
+    shape = call.values[0].shape if call.values else ()
+    if len(call.operand_values) != 2 or any(one.dim() != len(shape) for one in call.operand_values):
+        return None
+    letters = iter(ascii_letters)
+    out = "".join(islice(letters, len(shape)))
+    terms = [
+        "".join(own if size == whole else next(letters) for own, size, whole in zip(out, one.shape, shape, strict=True))
+        for one in call.operand_values
+    ]
+    return _Factors(tuple(terms), out)
+
+
+def _arranged(tensor: Tensor, letters: str, order: str) -> Tensor | None:
+    """Return a tensor with its axes in this order, in float64; None if others than those of size 1 are left over."""
+    if tensor.dim() == len(letters):
+        tensor = tensor.squeeze([place for place, letter in enumerate(letters) if letter not in order])
+    kept = [letter for letter in letters if letter in order]
+    if tensor.dim() != len(kept) or {*kept} != {*order}:
+        return None
+    return tensor.permute([kept.index(letter) for letter in order]).double()
+
+
+def _added_axis(call: ReplayedCall) -> int | None:
+    """Return the axis along which a running sum adds."""
+    axis = call.keywords.get("dim", call.args[1] if len(call.args) > 1 else None)
+    return axis % call.values[0].dim() if isinstance(axis, int) else None
+
+
 def corrected_state(trace: Trace, links: StepLinks, values: RunValues) -> CorrectedState | None:
     """Return the state of a trace that tokens correct; None if its numbers show none."""
     for update, place, outer, difference, read in _updated(_Steps(trace, links)):
@@ -336,11 +440,11 @@ def corrected_state(trace: Trace, links: StepLinks, values: RunValues) -> Correc
             continue
         old = [call.operand_values[place].double() for call in calls[0]]
         new = [call.values[0].double() for call in calls[0]]
-        one, other = ([call.operand_values[at].double() for call in calls[1]] for at in (0, 1))
-        keys, corrections = (one, other) if one[0].shape[-1] == 1 else (other, one)
-        if keys[0].shape[-1] != 1 or corrections[0].shape[-2] != 1:
+        rows = [_row_and_column(call) for call in calls[1]]
+        known = [one for one in rows if one is not None]
+        if len(known) < len(rows):
             continue
-        key, correction = torch.stack(keys).squeeze(-1), torch.stack(corrections).squeeze(-2)
+        key, correction = (torch.stack(one) for one in zip(*known, strict=True))
         value, returned = (torch.stack([call.operand_values[at].double() for call in calls[2]]) for at in (0, 1))
         misses = value - returned
         rates = (correction * misses).sum(-1) / misses.square().sum(-1)
@@ -372,40 +476,73 @@ def corrected_state(trace: Trace, links: StepLinks, values: RunValues) -> Correc
     return None
 
 
-def _divided(steps: _Steps) -> Iterator[tuple[Step, Step, Step | None, Step]]:
-    """Yield each division of a product, with the product, the running sum that it reads, and what is summed."""
+def _row_and_column(call: ReplayedCall) -> tuple[Tensor, Tensor] | None:
+    """Return the factors of an outer product: those of the rows and those of the columns of its result."""
+    factors = _factors(call)
+    if factors is None or len(factors.out) < 2:
+        return None
+    batch, row, column = factors.out[:-2], factors.out[-2], factors.out[-1]
+    for place in (0, 1):
+        pair = [
+            _arranged(call.operand_values[at], factors.terms[at], batch + letter)
+            for at, letter in ((place, row), (1 - place, column))
+        ]
+        if pair[0] is not None and pair[1] is not None:
+            return pair[0], pair[1]
+    return None
+
+
+def _divided(steps: _Steps) -> Iterator[_Chain]:
+    """Yield each division of a product of matrices that reads another one."""
     for division in steps.named(ops.DIVISIONS):
         read = steps.made(division, 0)
         if read is None or ops.base_name(read.operation) not in ops.MATMULS:
             continue
-        running, outer = None, steps.made(read, 1)
-        if outer is not None and ops.base_name(outer.operation) == "cumsum":
-            running, outer = outer, steps.made(outer, 0)
-        kind = ops.MATMULS if running is None else ops.MULTIPLICATIONS
-        if outer is not None and ops.base_name(outer.operation) in kind and len(outer.operands) == 2:
-            yield division, read, running, outer
+        outer = steps.made(read, 1)
+        if outer is not None and ops.base_name(outer.operation) in ops.MATMULS and len(outer.operands) == 2:
+            yield _Chain(division, read, 1, None, outer)
 
 
-def _divided_equations(steps: _Steps) -> Iterator[tuple[Step, Step, int, Step]]:
-    """Yield each division of a product that reads a product, with the product, the place of the other, and this one.
+def _divided_equations(steps: _Steps) -> Iterator[_Chain]:
+    """Yield each division of a product that reads a product; one of the two is an einsum.
 
-    One of the two is an einsum. It may divide in the same call, by an operand that is an inverse.
+    It may divide in the same call, by an operand that is an inverse.
     """
-    products = ops.MATMULS | {"einsum"}
-    for read in steps.named(products):
+    for read in steps.named(_PRODUCTS):
         for place in range(len(read.operands)):
             outer = steps.made(read, place)
             if outer is None or len(outer.operands) != 2:
                 continue
             names = {ops.base_name(read.operation), ops.base_name(outer.operation)}
-            if not names <= products or "einsum" not in names:
+            if not names <= _PRODUCTS or "einsum" not in names:
                 continue
             if len(read.operands) > 2:
-                yield read, read, place, outer
+                yield _Chain(read, read, place, None, outer)
                 continue
-            for division in steps.named(ops.DIVISIONS | ops.MULTIPLICATIONS):
-                if any(steps.made(division, at) is read for at in range(2)):
-                    yield division, read, place, outer
+            for division in _divisions(steps, read):
+                yield _Chain(division, read, place, None, outer)
+
+
+def _divided_running(steps: _Steps) -> Iterator[_Chain]:
+    """Yield each division of a product that reads a running sum of products, of einsum or of numbers."""
+    for read in steps.named(_PRODUCTS):
+        for place in range(len(read.operands)):
+            running = steps.made(read, place)
+            if len(read.operands) != 2 or running is None or ops.base_name(running.operation) != "cumsum":
+                continue
+            outer = steps.made(running, 0)
+            kind = ops.base_name(outer.operation) if outer is not None else ""
+            if outer is None or kind not in ops.MULTIPLICATIONS | {"einsum"} or len(outer.operands) != 2:
+                continue
+            for division in _divisions(steps, read):
+                yield _Chain(division, read, place, running, outer)
+
+
+def _divisions(steps: _Steps, read: Step) -> Iterator[Step]:
+    """Yield the steps that divide a product, or multiply it."""
+    for division in steps.named(ops.DIVISIONS | ops.MULTIPLICATIONS):
+        if any(steps.made(division, at) is read for at in range(2)):
+            yield division
 
 
 def _updated(steps: _Steps) -> Iterator[tuple[Step, int, Step, Step, Step]]:
@@ -413,15 +550,30 @@ def _updated(steps: _Steps) -> Iterator[tuple[Step, int, Step, Step, Step]]:
     for update in steps.named(ops.ADDITIONS):
         for place in (0, 1):
             outer = steps.made(update, 1 - place)
-            if outer is None or ops.base_name(outer.operation) not in ops.MULTIPLICATIONS or len(outer.operands) != 2:
+            kind = ops.base_name(outer.operation) if outer is not None else ""
+            if outer is None or kind not in ops.MULTIPLICATIONS | {"einsum"} or len(outer.operands) != 2:
                 continue
             for at in (0, 1):
                 difference = _subtraction(steps, outer, at)
                 read = steps.made(difference, 1) if difference is not None else None
-                if difference is None or read is None or ops.base_name(read.operation) not in ops.MATMULS:
-                    continue
-                if len(read.operands) == 2 and read.operands[1] == update.operands[place]:
+                if difference is not None and read is not None and _reads(steps, read, update, place):
                     yield update, place, outer, difference, read
+
+
+def _reads(steps: _Steps, read: Step, update: Step, place: int) -> bool:
+    """Return whether a product, or the sum of one, reads the state that an update adds to."""
+    if ops.base_name(read.operation) == "sum":
+        made = steps.made(read, 0)
+        if made is None or ops.base_name(made.operation) not in ops.MULTIPLICATIONS:
+            return False
+        read = made
+    elif ops.base_name(read.operation) not in _PRODUCTS:
+        return False
+    state = steps.made(update, place)
+    return any(
+        operand == update.operands[place] or (state is not None and steps.made(read, at) is state)
+        for at, operand in enumerate(read.operands)
+    )
 
 
 def _subtraction(steps: _Steps, outer: Step, place: int) -> Step | None:

@@ -76,6 +76,20 @@ class Fixed:
 Constraint = Equal | Multiple | Fixed
 
 
+def holds(constraint: Constraint, numbers: Mapping[str, int]) -> bool:
+    """Return whether sizes meet a constraint.
+
+    >>> holds(Multiple("L", 2, "W"), {"L": 12, "W": 3}), holds(Equal("D", "H"), {"D": 8, "H": 4})
+    (True, False)
+    """
+    match constraint:
+        case Equal(symbol, other, times):
+            return numbers[symbol] == numbers[other] * (numbers[times] if times is not None else 1)
+        case Multiple(symbol, factor, other):
+            return numbers[symbol] % (factor * (numbers[other] if other is not None else 1)) == 0
+    return True
+
+
 def related(constraint: Constraint) -> tuple[str, ...]:
     """Return the other sizes that a constraint relates its own to."""
     match constraint:

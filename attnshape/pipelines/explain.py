@@ -37,6 +37,7 @@ from attnshape.runtime.signals import foreign_code
 from attnshape.runtime.time_limit import TimeLimit, TooLong
 from attnshape.targets.find import find_target
 from attnshape.targets.target import Target
+from attnshape.tracing.containers import module_of
 
 
 def explain_request(
@@ -74,6 +75,7 @@ def explain_request(
         parts = [_part(trace, number, len(seen), attention) for number, attention in enumerate(seen, 1)]
         told = {index for part in parts for index in _steps_of(part)}
         parts += [part for part in runs.states() if not told & _steps_of(part)]
+        mode = runs.mode
         runs.close()
     explained = {step.index for attention in seen for steps in attention.traced.stages.values() for step in steps}
     explained |= {index for part in parts[len(seen) :] for index in _steps_of(part)}
@@ -83,7 +85,7 @@ def explain_request(
         trace=trace,
         call=_call(completed, options, trace),
         observed_at=runs.observed_at,
-        introduction=introduction(trace, runs.observed_at, options.train),
+        introduction=introduction(trace, runs.observed_at, mode),
         parts=(*parts, *([others] if others is not None else [])),
         summary=summary(trace, seen),
     )
@@ -118,6 +120,18 @@ class _Runs:
     def observed_at(self) -> dict[str, int]:
         """The sizes of the run; empty if there was none."""
         return dict(self._values.subject.experiment.numbers) if self._values is not None else {}
+
+    @property
+    def mode(self) -> str | None:
+        """The mode in which the modules ran, `training` or `evaluation`; None if there are none."""
+        if self._run.train:
+            return "training"
+        has_modules = any(step.module for step in self._trace.steps)
+        if self._values is not None and not has_modules:
+            experiment = self._values.subject.experiment
+            with contextlib.suppress(UnreadableError, OutOfTimeError, TooLong):
+                has_modules = experiment.observe(lambda runnable, _: module_of(runnable.function) is not None)
+        return "evaluation" if has_modules else None
 
     def attention(self, traced: TracedAttention) -> Attention:
         """Return an attention of the trace with what its run shows."""

@@ -13,6 +13,8 @@ MOST_CHARACTERS = 5000
 """How long a chart may be; longer ones get fewer nodes. GitHub doesn't render charts of more than 50,000."""
 _MOST_NODES = 60
 _PLAIN = re.compile(r"[^A-Za-z0-9 _.,+=/()×·…-]")
+_READ_AS_MARKUP = re.compile(r"(?<=\\)(?=n)|(?<=\$)(?=\$)|(?<=:)(?=fa-)")
+"""Between what Mermaid still reads as a new line, as a formula, and as an icon when it has decoded the entities."""
 _SHAPES = {"input": ("([", "])"), "output": ("([", "])"), "softmax": ("{{", "}}"), "product": ("[[", "]]")}
 
 
@@ -55,10 +57,13 @@ def _label(node: FlowNode) -> str:
 def _escaped(text: str) -> str:
     """Return text for a label in quotes: whatever could be markup is a numeric entity, as Mermaid writes them.
 
+    What it would read as markup all the same is parted by a place where a line may break.
+
     >>> _escaped('a"b <i>`c` H*Dk')
     'a#34;b #60;i#62;#96;c#96; H#42;Dk'
     """
-    return _PLAIN.sub(lambda match: f"#{ord(match[0])};", visible(text))
+    parts = _READ_AS_MARKUP.split(visible(text))
+    return "<wbr>".join(_PLAIN.sub(lambda match: f"#{ord(match[0])};", part) for part in parts)
 
 
 REPORTER = Reporter("mermaid", trace=lambda trace, options, screen: trace_mermaid(trace))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
 
 from torch import Tensor
 
+from attnshape.runtime.variables import read_variables
 from attnshape.tracing.frames import Frames
 from attnshape.tracing.source_locations import SourceLocator
 
@@ -92,7 +92,6 @@ class CallerNames:
         call = self._calls.get(id(caller))
         if call is None or call.code is not caller.f_code or not call.targets:
             return False
-        variables: Mapping[str, Any] = caller.f_locals
-        bound = [(name, variables.get(name)) for name in call.targets]
-        named = [self._give(value, name, call.since) for name, value in bound if isinstance(value, Tensor)]
+        bound = read_variables(caller, call.targets)
+        named = [self._give(value, name, call.since) for name, value in bound.items() if isinstance(value, Tensor)]
         return any(named)

@@ -145,22 +145,15 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: OnStep | 
 
     With `grad`, autograd records for the parameters' gradients, or for the inputs' if there are no parameters.
     """
-    inputs = runnable.named_inputs()
     if grad and not any(tensor.requires_grad for _, tensor in runnable.named_parameters()):
-        for tensor in [tensor for _, tensor in inputs if tensor.is_floating_point() and tensor.is_leaf]:
-            tensor.requires_grad_()
+        _require_gradients(runnable)
     frames = Frames(frozenset(filter(None, [source_file(runnable.function)])))
     compiled, threads = CompiledCalls(id(sys._getframe()), on_step), OtherThreads()
     recorder = Recorder(frames, module_of(runnable.function), sys._getframe(), threads, compiled.inspect_step)
     parameters = parameters_within(runnable.function, runnable.bound())
     for name, tensor in parameters:
         recorder.registry.register_existing(tensor, Reference(parameter=name))
-    measured: list[tuple[str, RawTensor]] = []
-    for name, tensor in inputs:
-        earlier = next((other for other, value in inputs[: len(measured)] if value is tensor), None)
-        again = Reference(input=earlier) if earlier is not None else None
-        recorder.registry.register_existing(tensor, Reference(input=name))
-        measured.append((name, describe_tensor(tensor, "same" if again else "new", again, again)))
+    measured = _registered_inputs(runnable, recorder)
     seed_all(seed)
     returned: list[tuple[str, Reference]] = []
     failure = stopped = None
@@ -183,6 +176,24 @@ def record(runnable: Runnable, seed: int, grad: bool = False, on_step: OnStep | 
     )
     raw.notes += [note for note in notes if note is not None]
     return raw
+
+
+def _require_gradients(runnable: Runnable) -> None:
+    for _, tensor in runnable.named_inputs():
+        if tensor.is_floating_point() and tensor.is_leaf:
+            tensor.requires_grad_()
+
+
+def _registered_inputs(runnable: Runnable, recorder: Recorder) -> list[tuple[str, RawTensor]]:
+    """Register the inputs and return what they are; what the run takes from a cache is not kept alive."""
+    measured: list[tuple[str, RawTensor]] = []
+    inputs = runnable.named_inputs()
+    for name, tensor in inputs:
+        earlier = next((other for other, value in inputs[: len(measured)] if value is tensor), None)
+        again = Reference(input=earlier) if earlier is not None else None
+        recorder.registry.register_existing(tensor, Reference(input=name))
+        measured.append((name, describe_tensor(tensor, "same" if again else "new", again, again)))
+    return measured
 
 
 def parameters_within(function: Callable[..., Any], bound: Mapping[str, Any]) -> list[tuple[str, Tensor]]:

@@ -54,6 +54,19 @@ def test_one_pattern_for_all_heads_and_elements():
     assert found.rows == expected(found, lambda q, k: k <= q)
 
 
+def test_keys_after_a_cache_have_the_sum_of_the_lengths():
+    def case(B, H, L, Lp, Dk):
+        def call(q, k, v, past):
+            keys = torch.cat([past, k], dim=2)
+            seen = torch.arange(L + Lp) <= torch.arange(L)[:, None] + Lp
+            return attend(q, keys, torch.cat([past, v], dim=2), seen)
+
+        return call, (*qkv(B, H, L, Dk), torch.randn(B, H, Lp, Dk))
+
+    (found,) = attnshape.check(case, **SIZES, Lp=6).visible
+    assert (found.queries, found.keys) == ("L", "Lp+L")
+
+
 def test_elements_that_differ_are_named():
     def case(B, H, L, Dk):
         lengths = torch.arange(B) + 2

@@ -1,8 +1,9 @@
-"""What a run costs, measured without attnshape: by a dispatch mode and saved_tensors_hooks alone."""
+"""What a run costs, measured without attnshape: by a dispatch mode, saved_tensors_hooks and torch's profiler alone."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -131,21 +133,39 @@ class Live(TorchDispatchMode):
 def measure_peak(target: Target, numbers: Mapping[str, int]) -> Live:
     """Build a target and run it once at these sizes, with gradients."""
     live = Live()
-    _run(target, numbers, building=live, running=None)
+    run_target(target, numbers, building=live)
     return live
+
+
+def profile_peak(target: Target, numbers: Mapping[str, int]) -> int:
+    """Build a target and run it once at these sizes, with gradients; return the most bytes that were allocated at once.
+
+    torch's profiler is told of each block, those that kernels allocate for themselves and numbers that autograd saves
+    too.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run_target(target, numbers)
+    events = profiled.profiler.kineto_results.events()
+    blocks = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(itertools.accumulate(size for _, size in blocks))
 
 
 def measure(target: Target, numbers: Mapping[str, int]) -> Independent:
     """Run a target once at these sizes, with gradients, as `attnshape trace --cost` does."""
     independent = Independent()
-    _run(target, numbers, building=contextlib.nullcontext(), running=independent)
+    run_target(target, numbers, running=independent)
     return independent
 
 
-def _run(
-    target: Target, numbers: Mapping[str, int], *, building: AbstractContextManager[Any], running: Independent | None
+def run_target(
+    target: Target,
+    numbers: Mapping[str, int],
+    *,
+    building: AbstractContextManager[Any] | None = None,
+    running: Independent | None = None,
 ) -> None:
-    with isolated(), building:
+    """Build a target and run it once at these sizes, with gradients, under one mode for both or one for the run."""
+    with isolated(), building or contextlib.nullcontext():
         runnable = target.build(numbers, RunOptions())
         parameters = [tensor for _, tensor in runnable.named_parameters()]
         if not any(tensor.requires_grad for tensor in parameters):

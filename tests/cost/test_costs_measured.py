@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 
 import pytest
 from msgspec import UNSET
@@ -16,7 +17,9 @@ from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.pipelines.trace import trace_request
 from attnshape.targets.builtin.registry import CATALOG
 from attnshape.targets.find import find_target
-from tests.cost.independent import measure, measure_peak
+from tests.cost.elementwise import measure_elementwise
+from tests.cost.independent import measure, measure_peak, profile_peak
+from tests.cost.measuring import Subject
 from tests.examples.expectations import EXPECTED, example_spec
 from tests.libraries.tracing_cases import HAND_WORKED, target_of
 from tests.sampling import sampled
@@ -69,6 +72,7 @@ BY_HAND = {
     "multi-head-list": "2*B*L*H*Din*(2*Dk+Dv) + 2*B*H*L*L*(Dk+Dv) + 6*B*H*L*L + 2*B*L*H*Dv*Dout",
 }
 """Projections, the products of scores and context, the scale, and 5 for each weight of a softmax."""
+PAGE = Path(__file__).parents[2] / "docs" / "cost.md"
 QUICK = {"torch_cases:mha_self", "torch_cases:fused", "labml_cases:cross", "transformers_text_cases:gpt2"}
 MADE_OUTSIDE = {
     "efficient_cases:routing",
@@ -189,6 +193,26 @@ def test_operations_of_a_mechanism_are_those_of_its_closed_formula(name: str) ->
         assert value(trace.cost.flops, at, trace) == parse_expression(BY_HAND[name].replace(" ", "")).evaluate(at)
 
 
+def assert_elementwise(spec: TargetSpec, trace: Trace, case: str) -> None:
+    assert trace.cost is not UNSET
+    target = find_target(spec)
+    for at in places(spec, trace, case):
+        flops, products = value(trace.cost.flops, at, trace), value(trace.cost.products, at, trace)
+        assert flops is not None
+        assert products is not None
+        assert flops - products == measure_elementwise(target, at), at
+
+
+@pytest.mark.parametrize("name", sampled(CATALOG, ["multi-head", "relative-bias", "gated-delta"]))
+def test_operations_on_elements_of_the_catalog(name: str) -> None:
+    assert_elementwise(*costed("catalog", name), name)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_operations_on_elements_of_an_example(name: str) -> None:
+    assert_elementwise(*costed("example", name), name)
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example_costs_what_is_measured(name: str) -> None:
     spec, trace = costed("example", name)
@@ -213,6 +237,33 @@ def assert_peak(spec: TargetSpec, trace: Trace) -> None:
     assert 0 <= more <= 8 * live.scalars or (more > 0 and spec.target in UNSEEN)
 
 
+def assert_peak_profiled(spec: TargetSpec, trace: Trace, *more_sizes: Mapping[str, int]) -> None:
+    """Assert that the peak is what torch's profiler sees, to the byte, also where one size is one more."""
+    assert trace.peak is not UNSET
+    target = find_target(spec)
+    assert trace.peak.bytes == profile_peak(target, numbers(trace))
+    first = "B" if "B" in target.sizes.independent else target.sizes.independent[0]
+    for sizes in ({**spec.sizes, first: target.sizes.numbers[first] + 1}, *more_sizes):
+        other = find_target(replace(spec, sizes=sizes))
+        estimate = Subject(other, other.sizes, RunOptions(grad=True)).estimate()
+        assert estimate.peak().bytes == profile_peak(other, other.sizes.numbers), sizes
+
+
+@pytest.mark.parametrize("name", sampled(CATALOG, ["multi-head", "shifted-window"]))
+def test_peak_of_the_catalog_is_what_is_allocated(name: str) -> None:
+    assert_peak_profiled(*costed("catalog", name))
+
+
+@pytest.mark.parametrize("name", sampled(EXPECTED, ["examples/gqa.py"]))
+def test_peak_of_an_example_is_what_is_allocated(name: str) -> None:
+    assert_peak_profiled(*costed("example", name))
+
+
+@pytest.mark.parametrize("case", LIBRARIES)
+def test_peak_of_a_library_module_is_what_is_allocated(case: str) -> None:
+    assert_peak_profiled(*costed("library", case), HAND_WORKED[case].sizes[1])
+
+
 @pytest.mark.parametrize("name", sampled(CATALOG, ["multi-head", "softcap", "linear"]))
 def test_peak_of_the_catalog_is_what_is_alive(name: str) -> None:
     assert_peak(*costed("catalog", name))
@@ -221,3 +272,12 @@ def test_peak_of_the_catalog_is_what_is_alive(name: str) -> None:
 @pytest.mark.parametrize("name", sampled(EXPECTED, ["examples/gqa.py", "examples/sdpa.py"]))
 def test_peak_of_an_example_is_what_is_alive(name: str) -> None:
     assert_peak(*costed("example", name))
+
+
+def test_documentation_has_the_peaks_of_multi_head_attention() -> None:
+    spec, trace = costed("catalog", "multi-head")
+    assert trace.peak is not UNSET
+    live = measure_peak(find_target(spec), numbers(trace)).peak
+    said = (PAGE.read_text(encoding="utf-8")).replace("\n  ", " ")
+    assert f"it sees {live:,} bytes of the {trace.peak.bytes:,} of `attnshape trace multi-head --cost`" in said
+    assert f"at the end, {trace.peak.parameters + trace.peak.inputs:,} bytes of parameters and input there" in said

@@ -196,3 +196,23 @@ def attend(query, key):
     assert done.status == 0
     assert done.trace["steps"][-1]["outputs"][0]["tensor"]["signature"] == "B L L"
     assert done.trace.get("peak", {"known": "estimate"})["known"] == "estimate"
+
+
+def test_sizes_that_are_equal_only_in_the_proxy_dont_stand_for_each_other(tmp_path):
+    source = """
+import torch
+
+class Projection(torch.nn.Module):
+    def __init__(self, width, heads, groups, features):
+        super().__init__()
+        assert width % heads == heads % groups == 0
+        self.project = torch.nn.Linear(width, heads * features)
+
+    def forward(self, x):
+        return self.project(x)
+"""
+    sizes = ["--d-model", "36", "--heads", "12", "--kv-heads", "4", "--d-head", "8"]
+    with source_file(tmp_path, source) as file:
+        subject = subject_of([f"{file}:Projection", "--init", "D, H, Hkv, Dk", "--input", "x: B L D", *sizes])
+        estimate, log = subject.estimate(), subject.log()
+    assert estimate.peak().bytes == log.peak

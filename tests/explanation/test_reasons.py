@@ -41,6 +41,13 @@ def topics(explanation: Explanation) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SPECS)
+def test_only_modules_have_a_mode(name: str) -> None:
+    text = explained(name).introduction.paragraphs[0].text
+    mode = {"function": None, "comprehension": "training"}.get(name, "evaluation")
+    assert [one for one in ("training", "evaluation") if f"in {one} mode" in text] == [mode] * (mode is not None)
+
+
+@pytest.mark.parametrize("name", SPECS)
 def test_sections_follow_the_data(name: str) -> None:
     explanation = explained(name)
     assert topics(explanation) == TOPICS[name]
@@ -223,7 +230,7 @@ def test_heads_that_are_cut_out_of_tokens_are_not_described_as_right(tmp_path: P
     text = text_of(
         section_of(variant(tmp_path, CAUSAL, (shape, "reshape(B, self.n_head, T, C // self.n_head)")), "heads")
     )
-    assert "views the same elements with other axes: B L D becomes B H L Dk" in text
+    assert "arranges the same elements in other axes: B L D becomes B H L Dk; new storage" in text
     assert "heads of Dk=64 features each" not in text
     assert "set of weights" not in text
 

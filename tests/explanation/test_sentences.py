@@ -82,11 +82,18 @@ def test_scaling_by_another_number_has_no_reason() -> None:
         ("x.unsqueeze(1)", "unsqueeze", "B 1 Lk", ("B Lk",), "Adds an axis of size 1: B Lk becomes B 1 Lk"),
         ("x.squeeze(1)", "squeeze", "B Lk", ("B 1 Lk",), "Drops an axis of size 1: B 1 Lk becomes B Lk"),
         (
-            "x.view(H, B, Dk)",
-            "view",
+            "x.reshape(H, B, Dk)",
+            "reshape",
             "H B Dk",
             ("B H Dk",),
-            "Views the same elements with other axes: B H Dk becomes H B Dk",
+            "Arranges the same elements in other axes: B H Dk becomes H B Dk; new storage of",
+        ),
+        (
+            "x.view(H, B, Dk)",
+            "view",
+            tensor("H B Dk", "view", Reference(step=1)),
+            ("B H Dk",),
+            "Views the same elements with other axes: B H Dk becomes H B Dk; no data is copied",
         ),
         ("cat([a, b])", "cat", "B D", ("B Dk",) * 8, "Concatenates 8 tensors of Dk=64 along the last axis into D=512"),
         (

@@ -172,6 +172,63 @@ def test_equations_of_other_numbers_have_no_order(old: str, new: str, tmp_path: 
     assert topics(from_code(tmp_path, IN_ONE_CALL.replace(old, new), **EQUATION_INPUTS)) == []
 
 
+TOKEN_BY_TOKEN = """
+from torch import einsum
+
+def f(a, b, c):
+    a, b = a.sigmoid(), b.exp()
+    s = einsum("blhd,blhm->blhdm", b, c).cumsum(1)
+    return einsum("blhd,blhdm->blhm", a, s) / einsum("blhd,blhd->blh", a, b.cumsum(1)).unsqueeze(-1)
+"""
+OUTER_BY_NUMBERS = """
+from torch import einsum
+
+def f(a, b, c):
+    a, b = a.sigmoid(), b.exp()
+    s = (c[..., None, :] * b[..., None]).cumsum(dim=1)
+    z = 1 / ((a * b.cumsum(dim=1)).sum(-1, keepdim=True) + 1e-6)
+    return einsum("...dm,...d->...m", s, a) * z
+"""
+HEADS_FIRST = """
+def f(a, b, c):
+    a, b, c = a.sigmoid().transpose(1, 2), b.exp().transpose(1, 2), c.transpose(1, 2)
+    s = (b.unsqueeze(-1) * c.unsqueeze(-2)).cumsum(-3)
+    return ((a.unsqueeze(-2) @ s) / (a.unsqueeze(-2) @ b.cumsum(-2).unsqueeze(-1))).squeeze(-2)
+"""
+TOKEN_INPUTS = {"a": "B N H E", "b": "B N H E", "c": "B N H F"}
+
+
+@pytest.mark.parametrize("code", [TOKEN_BY_TOKEN, OUTER_BY_NUMBERS, HEADS_FIRST])
+def test_order_of_running_sums(code: str, tmp_path: Path) -> None:
+    explanation = from_code(tmp_path, code, **TOKEN_INPUTS)
+    assert_numbers_are_measured(explanation)
+    assert topics(explanation) == ["features", "order"]
+    order = section_of(explanation, "order")
+    sizes = {symbol: size.size for symbol, size in explanation.trace.sizes.items()}
+    B, H, N, E, F = (sizes[symbol] for symbol in ("B", "H", "N", "E", "F"))
+    found = {one.name: one.value for one in order.measurements}
+    assert found["FLOPs of the order of the code"] == B * H * N * E * F * (1 + 1 + 2)
+    assert found["FLOPs with the scores first"] == 2 * B * H * N * N * (E + F)
+    assert f"state of E={E} × F={F} numbers after each of N={N} tokens" in text_of(order)
+    assert "sees no later key" in text_of(order)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("b.cumsum(1)", "b"),
+        (".cumsum(1)\n", ".cumsum(1).cumsum(1)\n"),
+        ("b, c).cumsum(1)", "b, c).flip(1).cumsum(1)"),
+        ("a, s)", "a, s.square())"),
+        ("blhd,blhdm->blhm", "blhm,blhdm->blhd"),
+    ],
+)
+def test_running_sums_of_other_numbers_have_no_order(old: str, new: str, tmp_path: Path) -> None:
+    assert old in TOKEN_BY_TOKEN
+    inputs = TOKEN_INPUTS | ({"c": "B N H E"} if "blhm->blhd" in new or "->blhd" in new else {})
+    assert topics(from_code(tmp_path, TOKEN_BY_TOKEN.replace(old, new), **inputs)) == []
+
+
 DELTA = """
 def f(k, v, r, g):
     s = k.new_zeros(k.shape[0], k.shape[2], v.shape[2])
@@ -198,6 +255,26 @@ DELTA_INPUTS = {"k": "B T K", "v": "B T E", "r": "B T", "g": "B T"}
 def test_delta_rule_is_recognised_by_its_numbers(old: str, new: str, expected: list[str], tmp_path: Path) -> None:
     assert old in DELTA
     assert topics(from_code(tmp_path, DELTA.replace(old, new) if old else DELTA, **DELTA_INPUTS)) == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(k[:, i, None] @ s)[:, 0]", "(s * k[:, i, :, None]).sum(-2)"),
+        ("(k[:, i, None] @ s)[:, 0]", "torch.einsum('bk,bkv->bv', k[:, i], s)"),
+        ("(k[:, i, None] @ s)[:, 0]", "torch.einsum('bkv,bk->bv', s, k[:, i])"),
+        (
+            "k[:, i, :, None] * (r[:, i, None] * (v[:, i] - was))[:, None]",
+            "torch.einsum('bk,bv->bkv', k[:, i], r[:, i, None] * (v[:, i] - was))",
+        ),
+        ("s = s + k", "s = s.clone() + k"),
+    ],
+)
+def test_delta_rule_in_other_words(old: str, new: str, tmp_path: Path) -> None:
+    assert old in DELTA
+    explanation = from_code(tmp_path, "import torch\n" + DELTA.replace(old, new), **DELTA_INPUTS)
+    assert topics(explanation) == ["decay", "correction"]
+    assert_numbers_are_measured(explanation)
 
 
 # their numbers

@@ -289,7 +289,7 @@ def _blocks(parsed: _Html) -> list[tuple[str, object]]:
     return blocks
 
 
-_MERMAID_LABEL = r'"(?:[A-Za-z0-9 _.,+=/()×·…-]|#[0-9]+;|<br>)*"'
+_MERMAID_LABEL = r'"(?:[A-Za-z0-9 _.,+=/()×·…-]|#[0-9]+;|<w?br>)*"'
 _MERMAID_LINE = re.compile(
     rf"flowchart TD|  n\d+(?:\[{_MERMAID_LABEL}\]|\(\[{_MERMAID_LABEL}\]\)|\[\[{_MERMAID_LABEL}\]\]"
     rf"|\{{\{{{_MERMAID_LABEL}\}}\}})|  n\d+ -- {_MERMAID_LABEL} --> n\d+"
@@ -316,7 +316,7 @@ def check_mermaid(text: str, harmless: str) -> str:
     # an input that is named differently in its place and where it is read has no edge, so lines may be fewer
     lines = text.rstrip("\n").split("\n")
     assert all(_MERMAID_LINE.fullmatch(line) for line in lines), text
-    return re.sub(r"#(\d+);", lambda match: chr(int(match[1])), text)
+    return re.sub(r"#(\d+);", lambda match: chr(int(match[1])), text.replace("<wbr>", ""))
 
 
 def check_github(text: str, harmless: str) -> str:

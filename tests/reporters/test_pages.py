@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from attnshape import __version__
 from attnshape.checks.rules.pages import page, pages
 from attnshape.comparison.compare import compare
 from attnshape.comparison.outline import outline
 from attnshape.model.behaviour import Behaviour, KeyPattern, Property, Statement
+from attnshape.model.explanation import Paragraph
 from attnshape.model.report import Pattern
 from attnshape.model.trace import Size, Source
 from attnshape.reporters import web
@@ -30,7 +32,7 @@ from attnshape.reporters.web.markup import SymbolColors, escaped, prose
 from attnshape.reporters.web.report_page import _blocks, report_document
 from attnshape.reporters.web.source_lines import lines_around, source_figure
 from attnshape.reporters.web.trace_page import trace_document
-from tests.reporters import sample_batches, sample_differences, sample_reports
+from tests.reporters import sample_batches, sample_differences, sample_explanations, sample_reports
 from tests.reporters.sample_pages import data_of, deep_model, page_of, source_of
 from tests.reporters.sample_traces import failed, fused, multi_head, step, tensor, trace_of, verified
 
@@ -54,6 +56,14 @@ def _behaviour() -> str:
     return page_of(replace(multi_head(), behaviour=behaviour))
 
 
+def _article() -> str:
+    trace = replace(multi_head(), target=f"{'/'.join(['a_long_path'] * 8)}.py:Attention")
+    explanation = sample_explanations.explanation_of(trace, (1, 2))
+    text = f"`{trace.target}` ran"
+    part = replace(explanation.introduction, title=text, paragraphs=(Paragraph("note", text),))
+    return find_renderer("html", "explanation")(replace(explanation, introduction=part), SCREEN)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "trace": lambda: page_of(multi_head()),
     "behaviour": _behaviour,
@@ -65,6 +75,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "levels": lambda: report_document(sample_reports.every_level(), sample_reports.read_lines),
     "no findings": lambda: find_renderer("html", "report")(sample_reports.no_findings(), SCREEN, ReportOptions()),
     "incomplete": lambda: find_renderer("html", "report")(sample_reports.incomplete(), SCREEN, ReportOptions()),
+    "article": _article,
     "difference": _difference,
     "folders": lambda: find_renderer("html", "differences")(sample_differences.folders(), "attnshape diff a b", SCREEN),
     "traces": lambda: find_renderer("html", "traces").render_summary(sample_batches.traces(), SCREEN),
@@ -243,6 +254,11 @@ def test_rule_pages_are_paragraphs_and_code(code: str) -> None:
         words = re.sub(r"<[^>]*>", " ", shown).split()
         assert words
         assert len(words) >= len(body.replace("```python", "").split()) // 2
+
+
+@pytest.mark.parametrize("name", ["difference", "folders"])
+def test_a_comparison_names_the_version(name: str) -> None:
+    assert PAGES[name]().count(f'<footer class="page-footer">attnshape {__version__}</footer>') == 1
 
 
 def test_what_a_comparison_changes_is_marked() -> None:

@@ -110,3 +110,8 @@ def test_no_tensor_is_kept(tmp_path):
         return outer * 2
     """
     assert trace(tmp_path, source, "x: B L").complete
+
+
+def test_what_a_variable_no_longer_holds_is_freed(tmp_path):
+    body = "made = split(x, 4)\nold = weakref.ref(made)\nmade = split(x, 2)\nfreed = old() is None\nassert freed"
+    assert traced_names(tmp_path, f"import weakref\n{body}\nreturn made * 2") == ["x", "made", "x", "made", None]

@@ -12,7 +12,7 @@ from attnshape.checks.attention.perturbation import changed_indices, others_at, 
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import Replace
-from attnshape.checks.interventions.small_sizes import symbol_or_number
+from attnshape.checks.interventions.small_sizes import length_text
 from attnshape.model.report import Pattern
 
 _PATTERN_SECONDS = 2.0
@@ -97,7 +97,7 @@ def patterns(subject: Subject) -> Iterator[Pattern]:
             yield Pattern(
                 output=path,
                 input=name,
-                queries=symbol_or_number(size, subject.numbers),
+                queries=length_text(size, subject.numbers),
                 keys=symbol,
                 rows=tuple("".join("#" if row in column else "." for column in changed) for row in range(size)),
             )

@@ -10,7 +10,7 @@ from attnshape.checks.attention.layers import format_layers, layers
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import ExplainedVisibility, explain_visibility
 from attnshape.checks.interventions.experiment import OutOfTimeError, UnreadableError
-from attnshape.checks.interventions.small_sizes import symbol_or_number
+from attnshape.checks.interventions.small_sizes import length_text
 from attnshape.model.behaviour import KeyPattern
 from attnshape.model.formatting import join_words
 from attnshape.runtime.time_limit import TooLong
@@ -42,7 +42,7 @@ def _key_patterns(subject: Subject) -> Iterator[KeyPattern]:
         source = subject.source(context)
         line = f"{source.file}:{source.line}" if source is not None else ""
         differ = bool((keys != keys[:1]).any())
-        symbols = [symbol_or_number(size, subject.numbers) for size in keys.shape[-2:]]
+        symbols = [length_text(size, subject.numbers) for size in keys.shape[-2:]]
         key = (line, _parts(one, keys[0]), differ, (symbols[0], symbols[1]))
         alike.setdefault(key, []).append(paths.get(context, ""))
     for (line, parts, differ, (queries, columns)), modules in alike.items():

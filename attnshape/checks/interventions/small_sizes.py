@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from attnshape.dims.sizes import Sizes
+from attnshape.dims.sizes import Sizes, is_length
 from attnshape.dims.symbols import SYMBOLS_BY_NAME
 from attnshape.inference.plan import Constraint, Multiple, Plan
 from attnshape.inference.work import WorkEstimate
@@ -61,6 +61,18 @@ def symbol_or_number(size: int, numbers: Mapping[str, int]) -> str:
     """
     known = sorted(numbers, key=lambda symbol: list(SYMBOLS_BY_NAME).index(symbol) if symbol in SYMBOLS_BY_NAME else -1)
     return next((symbol for symbol in known if numbers[symbol] == size and size > 1), str(size))
+
+
+def length_text(size: int, numbers: Mapping[str, int]) -> str:
+    """Return the symbol of a length, the sum of two lengths that it certainly is, such as cached and new tokens, or it.
+
+    >>> length_text(12, {"B": 2, "Lp": 5, "L": 7, "H": 3})
+    'Lp+L'
+    """
+    text = symbol_or_number(size, numbers)
+    pairs = itertools.combinations((symbol for symbol in numbers if is_length(symbol)), 2)
+    sums = [f"{one}+{other}" for one, other in pairs if numbers[one] + numbers[other] == size]
+    return sums[0] if text == str(size) and len(sums) == 1 else text
 
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)

@@ -51,7 +51,9 @@ def _cut(text: SectionWriter, parts: list[Step]) -> None:
     """Say what the steps do that cut one result into several."""
     for step in parts:
         count = text.counted(f"parts of step {step.index}", len(step.outputs), "results of the call")
-        text.what(f"{code_of(step)} cuts one result into {count} parts, which are views: nothing is copied.")
+        are_views = all(output.tensor.storage.kind == "view" for output in step.outputs)
+        which = ", which are views: nothing is copied" if are_views else ""
+        text.what(f"{code_of(step)} cuts one result into {count} parts{which}.")
 
 
 def _split(attention: Attention) -> Step | None:

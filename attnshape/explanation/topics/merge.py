@@ -41,7 +41,8 @@ def _transpose(attention: Attention, text: SectionWriter, joining: Step) -> None
     old, new = tensor_axes(before), tensor_axes(turned.outputs[0].tensor)
     text.what(
         f"{code_of(turned)} brings each token's heads next to each other: `{before.signature}` becomes "
-        f"`{turned.outputs[0].tensor.signature}`. Only the strides change."
+        f"`{turned.outputs[0].tensor.signature}`.",
+        "Only the strides change." if turned.outputs[0].tensor.storage.kind == "view" else "",
     )
     if len(old) != 4 or new != [old[0], old[2], old[1], old[3]] or not before.contiguous:
         return

@@ -100,8 +100,8 @@ def _turn(attention: Attention, text: SectionWriter, product: Step) -> None:
         return
     rows, columns = tensor_axes(query)[-2:], tensor_axes(key)[-2:]
     text.what(
-        f"{code_of(turned)} turns the keys to {axis_label(columns[0])} × {axis_label(columns[1])}. That is a "
-        "view: no number moves."
+        f"{code_of(turned)} turns the keys to {axis_label(columns[0])} × {axis_label(columns[1])}.",
+        "That is a view: no number moves." if turned.outputs[0].tensor.storage.kind == "view" else "",
     )
     text.why(
         "A matrix product sums over the last axis of its first operand and the second-to-last axis of its second. To "

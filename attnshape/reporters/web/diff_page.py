@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnshape import __version__
 from attnshape.model.difference import Difference, FolderDifference
 from attnshape.reporters.diff_view import (
     DiffCell,
@@ -21,7 +22,7 @@ def difference_document(difference: Difference, command: str) -> str:
     """Return the page of a comparison."""
     view = diff_view(difference, command)
     body = f"{page_header('diff', view.header)}\n<main>\n{_section(view, _colors(difference))}\n</main>"
-    return document(view.header.target, body)
+    return document(view.header.target, body, __version__)
 
 
 def folders_document(differences: FolderDifference, command: str) -> str:
@@ -33,7 +34,7 @@ def folders_document(differences: FolderDifference, command: str) -> str:
     for file in differing_files(differences):
         section = _section(diff_view(file.difference), _colors(file.difference))
         parts.append(f"<details open>\n<summary>{escaped(file.name)}</summary>\n{section}\n</details>")
-    return document(title, "\n".join([*parts, "</div>", "</main>"]))
+    return document(title, "\n".join([*parts, "</div>", "</main>"]), __version__)
 
 
 def _colors(difference: Difference) -> SymbolColors:
