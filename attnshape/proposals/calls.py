@@ -106,12 +106,12 @@ def value_text(node: ast.expr, module: ModuleType) -> str | None:
 
 
 def compared_values(kind: type, parameter: str, module: ModuleType) -> Iterator[str]:
-    """Yield the values with which a class's code compares a parameter: `kind == "short"`, `kind in ("a", "b")`."""
+    """Yield the values with which a class's code compares a parameter: `kind == "short"`, `self.kind in ("a", "b")`."""
     for one in inspect.getmro(kind)[:-1]:
         tree = syntax_tree(one)
         for node in ast.walk(tree) if tree is not None else ():
             match node:
-                case ast.Compare(left=ast.Name(id=name), comparators=[value]) if name == parameter:
+                case ast.Compare(left=left, comparators=[value]) if last_name(left) == parameter:
                     values = value.elts if isinstance(value, ast.Tuple | ast.List | ast.Set) else [value]
                     yield from (ast.unparse(value) for value in values if _is_choice(value, module))
 
@@ -201,6 +201,26 @@ def is_squared(kind: type, parameter: str) -> bool:
             case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=2)) if last_name(left) == parameter:
                 return True
     return False
+
+
+def looked_up(function: Any, kind: Any) -> set[str]:
+    """Return the parameters of a call that are indices, since an embedding of the class is the first layer to get them.
+
+    That is `self.of_times(gaps)` where the constructor has `self.of_times = nn.Embedding(…)`.
+    """
+    constructor, tree = syntax_tree(kind) if inspect.isclass(kind) else None, syntax_tree(function)
+    embeddings = {
+        last_name(target)
+        for node in (ast.walk(constructor) if constructor is not None else ())
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        for target in node.targets
+        if last_name(node.value.func) == "Embedding"
+    }
+    return {
+        last_name(node.args[0])
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Call) and last_name(node.func) in embeddings and node.args
+    } & {p.name for p in signature_parameters(function)}
 
 
 def parts_of_elements(function: Any, parameter: str) -> int:

@@ -23,6 +23,7 @@ from attnshape.proposals.calls import (
     constructing_calls,
     is_passed,
     is_squared,
+    looked_up,
     may_be_left_out,
     parts_of_elements,
     sizes_passed,
@@ -54,6 +55,8 @@ _MAP_UNIT = 8
 _FRAMES = 2
 _ANY_NUMBER = "2"
 """What an integer is of which nothing is known."""
+_ANY_INDEX = "int[2]"
+"""Indices into an embedding of which nothing is known."""
 _DIVIDES_MAPS = re.compile(r"(\w+_)?(window|patch)_?(size)?")
 """The names of parameters that divide the height and the width of a feature map."""
 _MOST_COMBINATIONS = 6
@@ -176,6 +179,8 @@ def _constructor_calls(
     sizes = (*_OPTIONAL_SIZES, "height", "width")
     sized = [*flags, *(f"{name}={size}" for name, size in by_default if size in sizes)]
     windowed = [*flags, *(f"{name}={size}" for name, size in by_default if size in (*sizes, "W"))]
+    # a length by default is mostly the largest that is possible, but may be the only one
+    lengths = [f"{name}={size}" for name, size in by_default if size in ("L", "Lq", "Lk")]
     has_large_windows = any(
         type(p.default) is int and p.default > _LARGEST_WINDOW and conventions.size_of(p.name) == "W"
         for p in parameters
@@ -189,6 +194,7 @@ def _constructor_calls(
         # windows are of the default size where they can be, since it may determine other sizes
         first, second = (windowed, sized) if has_large_windows else (sized, windowed)
         orders = [[*optional, *widths] for optional in ((first, second) if widths else ())] + [first, second, []]
+        orders += [[*sized, *lengths]] if lengths else []
         yield from dict.fromkeys(", ".join([*named, *optional]) for optional in orders)
 
 
@@ -324,6 +330,8 @@ def input_candidates(
     models = [text for name, text in given.items() if text and not conventions.is_mask(name)]
     likely = [re.sub(r"\bL[qk]\b", "L", text) for text in models]
     rows = [*(_OF_MAPS if sides else ()), *(["L D"] if any(map(conventions.has_borders, names)) else [])]
+    found = looked_up(call, root)
+    tensors = [name for name in possible_names if name in tensors or name in found]
     ids = {name for name in tensors if conventions.has_ids(name)}
     ids |= set(tensors[:1]) if _has_vocabulary(init) else set()
     whole_call = _with_ids(described_by_names(documented), ids)
@@ -338,7 +346,19 @@ def input_candidates(
             texts = {p.name: texts for p, texts in zip(rest, others, strict=True)}
             flat = [name for name in described if indexed_rank(call, name) == 2]
             memory = memory_among(described, of_two=is_cross_attention(root))
-            yield from _inputs(described, families, texts, documented, whole_call, memory, flat)
+            for inputs in _inputs(described, families, texts, documented, whole_call, memory, flat):
+                yield _looking_up(inputs, found)
+
+
+def _looking_up(inputs: Inputs, names: Collection[str]) -> Inputs:
+    """Return the arguments with those of an embedding as indices, of which any embedding has enough.
+
+    >>> _looking_up(Inputs({"x": "B L D", "gaps": "B L D", "ids": "int[V] B L"}), {"gaps", "ids"}).tensors
+    {'x': 'B L D', 'gaps': 'int[2] B L', 'ids': 'int[V] B L'}
+    """
+    texts = {name: text.removesuffix(" D") if name in names else text for name, text in inputs.tensors.items()}
+    indices = {name: f"{_ANY_INDEX} {text}" for name, text in texts.items() if name in names and "[" not in text}
+    return Inputs({**texts, **indices}, inputs.expressions)
 
 
 def _has_vocabulary(init: str) -> bool:
@@ -507,8 +527,8 @@ def _families(call: Callable[..., Any], tensors: Sequence[str], init: str, is_fu
         families += [one.replace("height", "2*W").replace("width", "3*W") for one in maps]
     elif rows:
         families = [*families, "B height*height D"]  # a square map
-    if conventions.has_all_projections(first):
-        families = [re.sub(r"\bD\b", "3*D", family) for family in families]
+    if conventions.has_all_projections(first):  # three projections, or what all three are made from
+        families = [*(re.sub(r"\bD\b", "3*D", family) for family in families), *families]
     return families
 
 

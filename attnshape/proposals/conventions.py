@@ -58,7 +58,8 @@ _CONVENTIONS = (
     _convention(
         "L",
         r"(max_|maximum_)?(seq|sequence|context|ctx|token|tokens|position|positions|input|src|source|tgt|block)_?"
-        rf"(len|length|size|embeddings)|(max|maximum)_?(len|length|position|positions|position_embeddings|context)"
+        rf"(len|length|size|embeddings)"
+        r"|(max|maximum)_?((source|target|src|tgt)_)?(len|length|position|positions|position_embeddings|context)"
         rf"|{_NUMBER}(ctx|positions|patches|tokens|nodes?|vertices|variates|stations|sensors)|max_?t|seqlen|seq|length|max_seqlen|original_max_position_embeddings",
     ),
     _convention(

@@ -184,9 +184,9 @@ class Search:
                 error, is_built = self._error_of(tried)
                 if error is None:
                     return self._in_likelier_order(tried, inputs, call)
-                tensors = with_width_of_layer(tried.inputs, error.__cause__ or error, self._sizes[0]["D"])
-                if tensors is not None and self.works(fixed := replace(tried, inputs=tensors)):
-                    return self._in_likelier_order(fixed, Inputs(tensors, inputs.expressions), call)
+                for tensors in with_width_of_layer(tried.inputs, error.__cause__ or error, self._sizes[0]):
+                    if self.works(fixed := replace(tried, inputs=tensors)):
+                        return self._in_likelier_order(fixed, Inputs(tensors, inputs.expressions), call)
                 if init is not None and (fuller := _with_missing_field(init, error)) is not None:
                     waiting.insert(0, fuller)
                     if self.failure is not None and self.failure.error is error:

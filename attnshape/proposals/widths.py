@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from attnshape.errors import exception_text
 
@@ -14,25 +14,31 @@ _MISMATCHES = (
 )
 
 
-def with_width_of_layer(tensors: Mapping[str, str], error: BaseException, width: int) -> dict[str, str] | None:
-    """Return descriptions with the number that the failing layer wants in the place of the width.
+def with_width_of_layer(
+    tensors: Mapping[str, str], error: BaseException, sizes: Mapping[str, int]
+) -> Iterator[dict[str, str]]:
+    """Yield descriptions with the number that the failing layer wants in the place of the width: in all, then in one.
 
     Such a layer is as wide as a constant of its module, `nn.Linear(n_embd, head_size)`, or as an image has channels.
+    Nothing where the failure is of another kind, as where an operand has the length of another.
 
     Args:
         tensors: The descriptions of a call that failed.
         error: Why it failed.
-        width: The number that `D` had.
-
-    Returns:
-        The other descriptions; None where the failure is of another kind.
+        sizes: The numbers that the symbols had.
 
     >>> error = RuntimeError("mat1 and mat2 shapes cannot be multiplied (20x32 and 384x8)")
-    >>> with_width_of_layer({"x": "B L D", "mask": "L L"}, error, 32)
-    {'x': 'B L 384', 'mask': 'L L'}
+    >>> list(with_width_of_layer({"x": "B L D", "mask": "L L"}, error, {"D": 32}))
+    [{'x': 'B L 384', 'mask': 'L L'}]
+    >>> list(with_width_of_layer({"x": "B L D"}, error, {"D": 32, "L": 384}))
+    []
     """
     found = next(filter(None, (pattern.search(exception_text(error)) for pattern in _MISMATCHES)), None)
-    if found is None or int(found["got"]) != width:
-        return None
+    if found is None or int(found["got"]) != sizes["D"] or int(found["wanted"]) in sizes.values():
+        return
     changed = {name: re.sub(r"\bD\b", found["wanted"], text) for name, text in tensors.items()}
-    return changed if changed != tensors else None
+    if changed == tensors:
+        return
+    yield changed
+    one_by_one = [{**tensors, name: text} for name, text in changed.items() if text != tensors[name]]
+    yield from one_by_one if len(one_by_one) > 1 else ()
