@@ -31,7 +31,7 @@ from attnshape.proposals.calls import (
     unpacked_parts,
     used_as,
 )
-from attnshape.proposals.configurations import configurations, is_configuration, objects
+from attnshape.proposals.configurations import ANY_NUMBER, configurations, is_configuration, objects
 from attnshape.proposals.documented import (
     Documented,
     as_documented,
@@ -53,8 +53,8 @@ from attnshape.targets.evaluation import required_parameters
 
 _MAP_UNIT = 8
 _FRAMES = 2
-_ANY_NUMBER = "2"
-"""What an integer is of which nothing is known."""
+_GUESSES = (ANY_NUMBER, "None", "0.5")
+"""What a parameter is tried with of which nothing is known at all."""
 _ANY_INDEX = "int[2]"
 """Indices into an embedding of which nothing is known."""
 _DIVIDES_MAPS = re.compile(r"(\w+_)?(window|patch)_?(size)?")
@@ -70,6 +70,7 @@ _CACHES = ("B, L, Hkv, Dk", "B, Hkv, L, Dk", "B, L, H, Dk", "B, H, L, Dk")
 _SAME = ":…"
 """The description that the first tensor has, too."""
 _OPTIONAL_SIZES = ("H", "Hkv", "Dk", "Dv", "D")
+_POSITIONAL_CLASS = re.compile(r"\w*Pos(ition(al)?)?_?(Emb|Enc)\w*")
 _ROTARY_CLASS = re.compile(r"\w*(Rotary|Rope|RoPE)\w*")
 _ROTARY = re.compile(
     r"position_embeddings?|rotary(_pos)?_emb\w*|rope\w*|freqs?(_cis|_complex)?|freqs_cos|freqs_sin|cos|sin|pos_emb\w*"
@@ -141,6 +142,15 @@ def constructor_candidates(kind: type, module: ModuleType) -> Iterator[str]:
         yield from _constructor_calls(kind, module, parameters, [*required, *map(_by_keyword, configs)])
 
 
+def guessed_constructors(kind: type, module: ModuleType) -> Iterator[str]:
+    """Yield the arguments with which a class may be constructed if some parameters have no proposal: with any values.
+
+    What a name doesn't tell is often a number that determines no shape.
+    """
+    parameters = all_parameters(kind)
+    yield from _constructor_calls(kind, module, parameters, [p for p in parameters if p.default is p.empty], guess=True)
+
+
 def _by_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(kind=parameter.KEYWORD_ONLY)
 
@@ -161,10 +171,21 @@ def unknown_parameters(kind: type, module: ModuleType) -> dict[str, str]:
 
 
 def _constructor_calls(
-    kind: type, module: ModuleType, parameters: Sequence[inspect.Parameter], required: Sequence[inspect.Parameter]
+    kind: type,
+    module: ModuleType,
+    parameters: Sequence[inspect.Parameter],
+    required: Sequence[inspect.Parameter],
+    *,
+    guess: bool = False,
 ) -> Iterator[str]:
-    sides = {p.name: conventions.side_of_map(p.name, [p.name for p in required]) for p in required}
-    choices = [[side] if (side := sides[p.name]) else list(_arguments_for(kind, module, p)) for p in required]
+    sides = {
+        p.name: conventions.side_of_map(p.name, [p.name for p in required])
+        for p in required
+        if "D" not in used_as(kind, p.name)  # a layer's width is no side of a map
+    }
+    choices = [[side] if (side := sides.get(p.name)) else list(_arguments_for(kind, module, p)) for p in required]
+    if guess:
+        choices = [choice or list(_GUESSES) for choice in choices]
     if not all(choices):
         return
     names = [p.name for p in parameters]
@@ -242,7 +263,7 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
             yield _PAIRS[value]
         if value == "D" and is_squared(kind, parameter.name):
             yield "height"
-        if value == _ANY_NUMBER and conventions.constant_of(parameter.name) is None:
+        if value == ANY_NUMBER and conventions.constant_of(parameter.name) is None:
             yield from (size for size in used_as(kind, parameter.name) if size not in known)
         yield value
     elif (layer := conventions.layer_of(parameter.name)) is not None:
@@ -251,6 +272,8 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
         yield "None"
     else:
         choices = [*_annotated_choices(kind, parameter), *compared_values(kind, parameter.name, module)]
+        if choices and all(choice.startswith(("'", '"')) for choice in choices):
+            choices.append("''")  # the code may do something else with other strings
         width = ["D"] if conventions.may_be_width(parameter.name) else []
         described = _described_sizes(kind, parameter.name)
         yield from dict.fromkeys(choices or [*described, *used_as(kind, parameter.name), *width])
@@ -279,7 +302,7 @@ def _value_of(parameter: inspect.Parameter) -> str | None:
     annotation = _annotation_name(parameter)
     if annotation == "int" and (conventions.is_query(parameter.name) or conventions.is_memory(parameter.name)):
         return "Dv" if conventions.is_value(parameter.name) else "Dk"
-    by_annotation = {"bool": "False", "float": "0.5", "int": _ANY_NUMBER}.get(annotation)
+    by_annotation = {"bool": "False", "float": "0.5", "int": ANY_NUMBER}.get(annotation)
     return by_annotation or ("False" if conventions.is_flag(parameter.name) else None)
 
 
@@ -498,8 +521,8 @@ def _families(call: Callable[..., Any], tensors: Sequence[str], init: str, is_fu
     # without a width to construct it with, a module gets heads of queries and keys as a function does
     takes_heads = is_function or (conventions.is_query(first) and not re.search(r"\bD\b", init))
     default = _OF_HEADS if takes_heads else _OF_TOKENS
-    if _has_vocabulary(init):
-        return ("int[V] B L",)
+    if _has_vocabulary(init):  # of what goes in, or of what comes out
+        return ("int[V] B L", *default)
     unpacked = (unpacked_axes(call, name) for name in (first, *tensors))
     axes = next((names for names in unpacked if names is not None), None)
     if re.search(r"\bheight\b(?!=)", init):  # the side of a feature map, or both
@@ -659,12 +682,7 @@ def _rotary(name: str, module: ModuleType, init: str, first: str | None) -> Iter
     """Yield rotations: made by the module's own class or function, else angles of zero."""
     config = re.match(r"\w+\(.*?\)(?=,|$)", init)
     part = {"freqs_cos": "[0]", "cos": "[0]", "freqs_sin": "[1]", "sin": "[1]"}.get(name, "")
-    kinds = [one for key, one in vars(module).items() if inspect.isclass(one) and _ROTARY_CLASS.fullmatch(key)]
-    # of several, first the one whose name begins as that of the configuration: for texts, or for images
-    for kind in sorted(kinds, key=lambda one: -_common_start(one.__name__, init)):
-        takes_config = any(conventions.is_config(parameter) for parameter in required_parameters(kind))
-        if takes_config and config is not None and first is not None:
-            yield f"{kind.__name__}({config[0]})({_of_rotary(kind, first)}){part}"
+    yield from (f"{made}{part}" for made in _made_by(_ROTARY_CLASS, module, config, init, first))
     stem = re.sub(r"_(cis|complex|cos|sin)$", "", name)
     makers = [key for key, one in vars(module).items() if inspect.isfunction(one) and _MAKES.search(key)]
     for key in makers:
@@ -688,6 +706,7 @@ def _rotary(name: str, module: ModuleType, init: str, first: str | None) -> Iter
     else:
         if _POSITIONAL.fullmatch(name):
             yield _SAME
+            yield from _made_by(_POSITIONAL_CLASS, module, config, init, first)
             # from the last position before a token to the first one after it
             yield ":B 2*L-1 D"
             yield ":1 2*L-1 D"
@@ -697,11 +716,24 @@ def _rotary(name: str, module: ModuleType, init: str, first: str | None) -> Iter
         yield "torch.polar(torch.ones(L, 1, Dk//2), torch.zeros(L, 1, Dk//2))"  # with an axis for the heads
 
 
+def _made_by(
+    pattern: re.Pattern[str], module: ModuleType, config: re.Match[str] | None, init: str, first: str | None
+) -> Iterator[str]:
+    """Yield what the module's own classes of such names make, if they take the configuration that the target gets."""
+    kinds = [one for key, one in vars(module).items() if inspect.isclass(one) and pattern.fullmatch(key)]
+    # of several, first the one whose name begins as that of the configuration: for texts, or for images
+    for kind in sorted(kinds, key=lambda one: -_common_start(one.__name__, init)):
+        takes_config = any(conventions.is_config(parameter) for parameter in required_parameters(kind))
+        if takes_config and config is not None and first is not None:
+            yield f"{kind.__name__}({config[0]})({_of_rotary(kind, first)})"
+
+
 def _of_rotary(kind: type, first: str) -> str:
-    """Return what a class of rotations is called with: the first tensor, by its type, and positions; or these alone."""
+    """Return what a class of rotations is called with: the first tensor, for its type, positions, or one of them."""
     needed = required_parameters(getattr(kind, "forward", None) or kind)
-    takes_positions_alone = len(needed) == 2 and conventions.has_positions(needed[-1])
-    return "torch.arange(L)[None]" if takes_positions_alone else f"{first}, torch.arange(L)[None]"
+    if len(needed) == 2:
+        return "torch.arange(L)[None]" if conventions.has_positions(needed[-1]) else first
+    return f"{first}, torch.arange(L)[None]"
 
 
 def _common_start(one: str, other: str) -> int:

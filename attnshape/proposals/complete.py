@@ -20,7 +20,7 @@ from attnshape.errors import AttnshapeError, Option, Text, exception_message, ex
 from attnshape.options.spec import TargetSpec
 from attnshape.proposals import conventions
 from attnshape.proposals.calls import constructs
-from attnshape.proposals.candidates import constructor_candidates, map_sizes, unknown_parameters
+from attnshape.proposals.candidates import constructor_candidates, guessed_constructors, map_sizes, unknown_parameters
 from attnshape.proposals.cases import sizes_of_case
 from attnshape.proposals.examples import LEVELS, Examples
 from attnshape.proposals.search import Search, failing_line, has_module
@@ -70,10 +70,6 @@ def complete(spec: TargetSpec, report: Callable[[str], None] | None = None) -> C
             error = _nothing_works(incomplete, search)
             error.is_settled = is_settled
             raise error
-        if incomplete.needs_init and (unknown := unknown_parameters(incomplete.root, incomplete.module)):
-            error = _nothing_known(incomplete, unknown)
-            error.is_settled = True
-            raise error
         return Completed(spec)
     own = list(spec.given_options())
     found = tuple(option for option in taken.given_options() if option not in own)
@@ -104,12 +100,21 @@ class _Incomplete:
             search.example_that_works(self.spec, examples.at(LEVELS[:3]), self.given)
             or search.first_that_works(self.spec, inits, self.module, self.call, self.given, self.root)
             or search.example_that_works(self.spec, examples.at(LEVELS[3:]), self.given)
+            or search.first_that_works(self.spec, self._guesses(), self.module, self.call, self.given, self.root)
             or search.doubtful
             or search.refined(self.call, self.given)
             or search.doubtful
         )
         state.restore()
         return taken
+
+    def unknown_parameters(self) -> dict[str, str]:
+        """Return what the constructor's parameters get, some by their own names; none if something is known of all."""
+        return unknown_parameters(self.root, self.module) if self.needs_init else {}
+
+    def _guesses(self) -> list[str]:
+        """Return what the constructor may get where nothing is known of some of its parameters."""
+        return list(guessed_constructors(self.root, self.module)) if self.unknown_parameters() else []
 
 
 def _incomplete(spec: TargetSpec) -> _Incomplete | None:
@@ -203,6 +208,8 @@ def _nothing_works(incomplete: _Incomplete, search: Search) -> AttnshapeError:
         if modules := starred_and_missing(incomplete.module):
             return AttnshapeError(f"{why}; {', '.join(modules)} may define it", how_to_install(modules))
         return AttnshapeError(why, "define that name, or import it")
+    if unknown_arguments := incomplete.unknown_parameters():
+        return _nothing_known(incomplete, unknown_arguments, search)
     own = list(spec.given_options())
     unknown = _unknown_input(incomplete, search)
     tried_options = [option for option in failure.spec.given_options() if option not in own]
@@ -244,16 +251,20 @@ def _described(error: BaseException) -> str:
     return format_exception(error)
 
 
-def _nothing_known(incomplete: _Incomplete, unknown: Mapping[str, str]) -> AttnshapeError:
-    """Return the error about parameters of a constructor of which nothing is known.
+def _nothing_known(incomplete: _Incomplete, unknown: Mapping[str, str], search: Search) -> AttnshapeError:
+    """Return the error about parameters of a constructor of which nothing is known, and with which any value fails.
 
     `unknown` are all required parameters, with the arguments that are known, or their own names.
     """
+    assert search.failure is not None
     names = [name for name, text in unknown.items() if text == name]
     _, _, path = incomplete.spec.target.rpartition(":")
+    cause = search.failure.error.__cause__ or search.failure.error
+    place = origin(cause, incomplete.spec.target.partition(":")[0].strip())
+    why = f"with {search.failure.spec.init} it fails: {_described(cause).rstrip('.')}{place}"
     return AttnshapeError(
         f"{path or incomplete.spec.target} is a class whose constructor needs {', '.join(names)}: its code doesn't say "
-        "what to try",
+        f"what to try; {why}",
         _constructing_class(incomplete)
         or (f"replace {' and '.join(names)} by Python expressions: ", Option("init", ", ".join(unknown.values()))),
     )

@@ -31,7 +31,7 @@ from attnshape.proposals.candidates import (
     optional_inputs,
     optional_masks,
 )
-from attnshape.proposals.configurations import namespace
+from attnshape.proposals.configurations import ANY_NUMBER, namespace
 from attnshape.proposals.examples import Example
 from attnshape.proposals.trial_sizes import trial_sizes
 from attnshape.proposals.widths import with_width_of_layer
@@ -52,10 +52,13 @@ _MOST_REFINEMENTS = 600
 _MOST_STARTS = 4
 _MOST_WITHOUT_PACKAGE = 20
 _MOST_SECONDS = 20.0
-_ONE_ATTEMPT = 5.0
+"""How long all attempts together may compute, however busy the machine is; three times as long if they only wait."""
+_LONGEST_WAIT = 3
+_ONE_ATTEMPT = 10.0
 _AT_SIZES_ASKED_FOR = 2.0
 _MOST_ELEMENTS = 10**8
 _ALLOCATING = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
+_ADDED_FIELD = re.compile(r"SimpleNamespace\((\w+)=None")
 _MISSING_FIELD = re.compile(r"'(?:types\.)?SimpleNamespace' object has no attribute '(\w+)'")
 
 
@@ -146,7 +149,7 @@ class Search:
         self._without_package = 0
         self.cut_short = False
         """Whether time ended an attempt, so that a quieter machine may find another proposal."""
-        self._deadline = time.monotonic() + _MOST_SECONDS
+        self._begun = _now()
 
     @property
     def is_over(self) -> bool:
@@ -157,7 +160,8 @@ class Search:
     @property
     def is_out_of_time(self) -> bool:
         """Whether the limit on time is reached."""
-        return time.monotonic() > self._deadline
+        computed, waited = (now - then for now, then in zip(_now(), self._begun, strict=True))
+        return computed > _MOST_SECONDS or waited > _LONGEST_WAIT * _MOST_SECONDS
 
     def works(self, spec: TargetSpec) -> bool:
         """Return whether a target runs as described."""
@@ -390,6 +394,11 @@ def failing_line(error: BaseException, call: Callable[..., Any]) -> str:
     return next((frame.line or "" for frame in reversed(frames) if frame.filename == file), "")
 
 
+def _now() -> tuple[float, float]:
+    """Return how long this thread has computed, and the time."""
+    return time.thread_time(), time.monotonic()
+
+
 def _limited(action: Callable[[], _Result], seconds: float | None = None) -> _Result:
     """Run the user's code apart from the rest of the process, without its output, and not for long."""
     with isolated(), unattended(), torch.no_grad(), force_eager():
@@ -457,7 +466,13 @@ def _with(spec: TargetSpec, init: str | None, inputs: Inputs, maps: Mapping[str,
 
 
 def _with_missing_field(init: str, error: BaseException) -> str | None:
-    """Return the arguments with the field of a namespace that the code turned out to read."""
+    """Return the arguments with the field of a namespace that the code turned out to read.
+
+    A field that was added without a value is a number if the code turns out to compute with it.
+    """
+    added = _ADDED_FIELD.search(init)
+    if added is not None and isinstance(error.__cause__ or error, TypeError) and "NoneType" in str(error):
+        return init.replace(added[0], f"SimpleNamespace({added[1]}={ANY_NUMBER}", 1)
     missing = _MISSING_FIELD.search(f"{error} {error.__cause__}")
     if missing is None or "SimpleNamespace(" not in init or f"{missing[1]}=" in init:
         return None

@@ -68,7 +68,9 @@ def names_in_call(arguments: str) -> tuple[str, ...]:
 
 _COUNTS_LAYERS = re.compile(r"((n|num|number_of)_?)?(\w+_)?(layers?|blocks?)|depth", re.IGNORECASE)
 """The name of a parameter, or a symbol, that is a number of layers: `n_layer`, `num_hidden_layers`, `depth`."""
-_COUNTS_WORDS = re.compile(r"((n|num|number_of)_?)?(\w+_)?(vocab(ulary)?(_?size)?|n_?tokens|items?|users?)", re.IGNORECASE)
+_COUNTS_WORDS = re.compile(
+    r"((n|num|number_of)_?)?(\w+_)?(vocab(ulary)?(_?size)?|n_?tokens|items?|users?)", re.IGNORECASE
+)
 """The name of a parameter, or a symbol, that is the size of a vocabulary: `vocab_size`, `num_items`."""
 
 
@@ -99,7 +101,9 @@ def _names_for(pattern: re.Pattern[str], arguments: str, function: Any) -> tuple
     passed += [(part.id, part) for part in ast.walk(call) if isinstance(part, ast.Name)]
     for mapping in (part for part in ast.walk(call) if isinstance(part, ast.Dict)):
         keyed = zip(mapping.keys, mapping.values, strict=True)
-        passed += [(key.value, value) for key, value in keyed if isinstance(key, ast.Constant) and type(key.value) is str]
+        passed += [
+            (key.value, value) for key, value in keyed if isinstance(key, ast.Constant) and type(key.value) is str
+        ]
     pairs = [(name, value.id) for name, value in passed if isinstance(value, ast.Name) and name is not None]
     return tuple(dict.fromkeys(name for parameter, name in pairs if pattern.fullmatch(parameter)))
 

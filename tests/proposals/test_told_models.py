@@ -1,0 +1,45 @@
+"""Arguments that only the body of the code tells, or that nothing does."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from attnshape.options.flags import flag_words
+from attnshape.options.spec import TargetSpec
+from attnshape.proposals.complete import complete
+
+MODELS = str(Path(__file__).parent / "told_models.py")
+CONFIG = "Config(hidden_size=D, num_heads=H, max_source_positions=L)"
+LAYER, NO_DROPOUT = "torch.nn.Linear(D, D)", "dropout=torch.nn.Identity()"
+KEYS = "{'dim_model': D, 'num_heads': H, 'num_blocks': N, 'vocab_size': V}"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("OfIntervals", "--init 'D, H, 2' --input 'x: B L D' --input 'gaps: int[2] B L L'"),
+        ("OfOneLength", "--init 'D, H, seq_len=L' --input 'x: B L D'"),
+        ("BeforeProjection", "--init 'D, H' --input 'qkv: B L D'"),
+        ("of_transposed_keys", "--input 'q: B H Lq Dk' --input 'k: B H Dk Lk' --input 'v: B H Lk Dv'"),
+        ("OfMethod", "--init \"D, H, 'general'\" --input 'x: B L D'"),
+        ("OfOtherKind", "--init \"'', D, H\" --input 'x: B L D'"),
+        (
+            "WithLayersOf",
+            f"--init 'SimpleNamespace(num_heads=H, hidden_size=D, query={LAYER}, key={LAYER}, {NO_DROPOUT})' "
+            "--input 'x: B L D'",
+        ),
+        (
+            "OfRelativePositions",
+            f"--init '{CONFIG}' --input 'x: B L D' "
+            f"--with 'position_embeddings=RelativePositionalEncoding({CONFIG})(x)'",
+        ),
+        ("OfFixedContext", "--init D --input 'x: B Lq D' --input 'context: B Lk 77'"),
+        ("OfBank", "--init D --input 'query: B Lq D' --input 'bank: B Lk D'"),
+        ("OfKeys", f"--init \"{KEYS}\" --input 'x: B L D'"),
+        ("Deepens", "--init 'D, H, 2' --input 'x: B L D'"),
+    ],
+)
+def test_arguments_are_found(name, flags):
+    completed = complete(TargetSpec(target=f"{MODELS}:{name}"))
+    assert [word for option in completed.found for word in flag_words(option)] == shlex.split(flags)

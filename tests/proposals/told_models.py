@@ -1,0 +1,172 @@
+"""Attention that says only in its body what it takes: embeddings, kept choices, layers of another module."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class _Base(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def attend(self, x, bias=0.0):
+        B, L, D = x.shape
+        q, k, v = self.qkv(x).view(B, L, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        return ((q @ k.mT * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v).transpose(1, 2).reshape(B, L, D)
+
+
+class OfIntervals(_Base):
+    """Adds what an embedding has for the interval between two tokens."""
+
+    def __init__(self, dim, heads, span: int):
+        super().__init__(dim, heads)
+        self.of_interval = nn.Embedding(span + 1, heads)
+
+    def forward(self, x, gaps):
+        B, L, _ = x.shape
+        return self.attend(x, self.of_interval(gaps).view(B, L, L, self.heads).permute(0, 3, 1, 2))
+
+
+class OfOneLength(_Base):
+    """Accepts one length only, which has a default."""
+
+    def __init__(self, dim, heads, seq_len=50):
+        super().__init__(dim, heads)
+        self.places = nn.Parameter(torch.ones(seq_len, dim))
+
+    def forward(self, x):
+        return self.attend(x + self.places)
+
+
+class BeforeProjection(_Base):
+    """Makes three projections of what it calls by their names."""
+
+    def forward(self, qkv):
+        return self.attend(qkv)
+
+
+def of_transposed_keys(q, k, v):
+    """Take the keys with their features first."""
+    return (q @ k / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+class OfMethod(_Base):
+    """Keeps its choice, and compares it later."""
+
+    def __init__(self, dim, heads, method):
+        super().__init__(dim, heads)
+        self.method = method
+
+    def forward(self, x):
+        if self.method == "general":
+            return self.attend(x)
+        raise ValueError(self.method)
+
+
+class OfOtherKind(_Base):
+    """Is wider for one kind than for the others."""
+
+    def __init__(self, kind, dim, heads):
+        super().__init__(dim * 2 if kind == "wide" else dim, heads)
+
+    def forward(self, x):
+        return self.attend(x)
+
+
+class WithLayersOf(nn.Module):
+    """Takes the layers of another attention over."""
+
+    def __init__(self, other: nn.Module):
+        super().__init__()
+        self.num_heads, self.width = other.num_heads, other.hidden_size
+        self.query = other.query
+        self.key = other.key
+        self.drop = other.dropout
+
+    def forward(self, x):
+        B, L, _ = x.shape
+        q, k = self.query(x).view(B, L, self.num_heads, -1).mT, self.key(x).view(B, L, self.num_heads, -1).mT
+        return (self.drop((q.mT @ k).softmax(-1)) @ q.mT).reshape(B, L, self.width)
+
+
+class Config:
+    def __init__(self, hidden_size, num_heads, max_source_positions):
+        self.hidden_size, self.num_heads, self.max_source_positions = hidden_size, num_heads, max_source_positions
+
+
+class RelativePositionalEncoding(nn.Module):
+    """Has a vector for each distance of two tokens, in their order."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.largest = config.max_source_positions
+        self.table = nn.Parameter(torch.randn(2 * self.largest - 1, config.hidden_size))
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1])
+        return self.table[places[None] - places[:, None] + self.largest - 1]
+
+
+class OfRelativePositions(_Base):
+    """Adds the products of queries with what belongs to each distance."""
+
+    def __init__(self, config: Config):
+        super().__init__(config.hidden_size, config.num_heads)
+
+    def forward(self, x, position_embeddings):
+        L, _, D = position_embeddings.shape
+        assert x.shape[1] == L
+        distances = position_embeddings.view(L, L, self.heads, D // self.heads).sum(-1)
+        return self.attend(x, distances.permute(2, 0, 1))
+
+
+class OfFixedContext(nn.Module):
+    """Takes a context of one width, whatever its own is."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.to_q, self.to_kv = nn.Linear(dim, 40), nn.Linear(77, 40)
+
+    def forward(self, x, context):
+        k = self.to_kv(context)
+        return F.scaled_dot_product_attention(self.to_q(x), k, k)
+
+
+class OfBank(nn.Module):
+    """Reads from what has a name of its own."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.to_q, self.to_k = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, query, bank):
+        return F.scaled_dot_product_attention(self.to_q(query), self.to_k(bank), bank)
+
+
+class OfKeys(_Base):
+    """Has the sizes of a dictionary, one of which counts blocks and another words."""
+
+    def __init__(self, params):
+        super().__init__(params["dim_model"], params["num_heads"])
+        width = params["dim_model"]
+        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(params["num_blocks"]))
+        self.words = nn.Linear(width, params["vocab_size"])
+
+    def forward(self, x: torch.Tensor):
+        x = self.attend(x)
+        for layer in self.out:
+            x = layer(x)
+        return self.words(x)
+
+
+class Deepens(_Base):
+    """Has a parameter of which nothing is said, which determines no shape."""
+
+    def __init__(self, dim, heads, zest):
+        super().__init__(dim, heads)
+        self.zest = zest * 3
+
+    def forward(self, x):
+        return self.attend(x) * self.zest
