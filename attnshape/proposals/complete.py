@@ -43,9 +43,11 @@ class Completed:
     found: tuple[Option, ...] = ()
     cut_short: bool = False
     """Whether time ended an attempt, so that a quieter machine may find another description."""
+    notes: tuple[str, ...] = ()
+    """What is uncertain about it."""
 
 
-def complete(spec: TargetSpec, report: Callable[[str], None] | None = None) -> Completed:
+def complete(spec: TargetSpec, report: Callable[[str], None] | None = None, *, may_fail: bool = False) -> Completed:
     """Return the description of a target of the user's own with the constructor arguments and inputs that it lacks.
 
     What the user gave stays as it is. Nothing is tried where nothing is missing; building the target then says what is
@@ -54,6 +56,7 @@ def complete(spec: TargetSpec, report: Callable[[str], None] | None = None) -> C
     Args:
         spec: The description.
         report: What is told each description that is tried, as flags.
+        may_fail: Whether, if none works because the code itself fails, the one with which it gets furthest is returned.
 
     Raises:
         AttnshapeError: The target doesn't import, something that its constructor needs has no proposal, or none of the
@@ -67,13 +70,35 @@ def complete(spec: TargetSpec, report: Callable[[str], None] | None = None) -> C
     if taken is None:
         if search.failure is not None:
             is_settled = not search.cut_short and not search.is_out_of_time
+            if may_fail and _is_the_codes_own(search, incomplete) and _constructing_class(incomplete) is None:
+                return _completed(spec, search.failure.spec, search, f"{_tried(search)}, and this gets furthest")
             error = _nothing_works(incomplete, search)
             error.is_settled = is_settled
             raise error
         return Completed(spec)
+    return _completed(spec, taken, search)
+
+
+def _completed(spec: TargetSpec, taken: TargetSpec, search: Search, *notes: str) -> Completed:
     own = list(spec.given_options())
     found = tuple(option for option in taken.given_options() if option not in own)
-    return Completed(taken, found, search.cut_short)
+    return Completed(taken, found, search.cut_short, notes)
+
+
+def _is_the_codes_own(search: Search, incomplete: _Incomplete) -> bool:
+    """Return whether the nearest attempt fails in a call of torch, and no argument is known to be described wrongly."""
+    failure = search.failure
+    if failure is None or search.missing is not None or not failure.is_built or failure.progress == (0, 0):
+        return False
+    cause = failure.error.__cause__ or failure.error
+    is_of_tensors = isinstance(cause, RuntimeError | IndexError) and not needs_cuda(cause)
+    is_known = not incomplete.unknown_parameters() and _unknown_input(incomplete, search) is None
+    return is_of_tensors and is_known
+
+
+def _tried(search: Search) -> str:
+    number = f"{search.attempts} combinations were tried" if search.attempts > 1 else "one was tried"
+    return f"what it takes couldn't be worked out for certain: {number}"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import pytest
 from attnshape.options.flags import flag_words
 from attnshape.options.spec import TargetSpec
 from attnshape.proposals.complete import complete
+from tests.cli.running import Attnshape
 
 MODELS = str(Path(__file__).parent / "told_models.py")
 CONFIG = "Config(hidden_size=D, num_heads=H, max_source_positions=L)"
@@ -43,3 +44,31 @@ KEYS = "{'dim_model': D, 'num_heads': H, 'num_blocks': N, 'vocab_size': V}"
 def test_arguments_are_found(name, flags):
     completed = complete(TargetSpec(target=f"{MODELS}:{name}"))
     assert [word for option in completed.found for word in flag_words(option)] == shlex.split(flags)
+
+
+BROKEN = """
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def forward(self, x):
+        B, L, D = x.shape
+        q, k, v = self.qkv(x).view(B, L, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        return (q @ k.mT).softmax(-1) @ v.mT
+"""
+
+
+def test_failure_of_the_code_itself_is_traced(folder: Path, attnshape: Attnshape):
+    (folder / "broken.py").write_text(BROKEN)
+    result = attnshape("trace broken.py")
+    assert result.status == 1
+    assert '- found: `--init "D, H" --input "x: B L D"`' in result.out
+    assert "what it takes couldn't be worked out for certain: 3 combinations were tried" in result.out
+    assert "✗ failed at broken.py:15" in result.out
+    assert "couldn't be worked out" in attnshape("check broken.py").err
