@@ -119,10 +119,10 @@ def compared_values(kind: type, parameter: str, module: ModuleType) -> Iterator[
 def used_as(kind: type, parameter: str) -> Iterator[str]:
     """Yield the sizes that a parameter of a constructor may be, by what the class's code does with it.
 
-    It is a width where a layer gets it, that of a head where it is multiplied by their number, a length where it counts
-    rows or iterations, a small number where it ends a slice or is a number of neighbours, and false where the code
-    tests it: `if self.shifted`. It has several widths where the code goes through it in parts:
-    `for inner, outer in sizes`.
+    It is what the name says under which the code keeps it, `self.heads = parts`. It is a width where a layer gets it,
+    that of a head where it is multiplied by their number, a length where it counts rows or iterations, a small number
+    where it ends a slice or is a number of neighbours, and false where the code tests it: `if self.shifted`. It has
+    several widths where the code goes through it in parts: `for inner, outer in sizes`.
     """
     own = [one for one in inspect.getmro(kind)[:-1] if not one.__module__.startswith("torch.")]
     trees = filter(None, map(syntax_tree, own))
@@ -131,7 +131,8 @@ def used_as(kind: type, parameter: str) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Assign) and last_name(node.value) in names:
             names |= {last_name(target) for target in node.targets} - {""}
-    found: dict[str, None] = {}
+    kept = (conventions.size_of(name) for name in sorted(names - {parameter}))
+    found: dict[str, None] = dict.fromkeys(size for size in kept if size is not None)
     for node in nodes:
         match node:
             case ast.Call(func=function, args=args) if last_name(function) in _LAYERS:
