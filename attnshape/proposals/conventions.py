@@ -388,13 +388,14 @@ def axes_of_windows(names: tuple[str, ...]) -> tuple[str, ...] | None:
 def symbol_of_axis(name: str) -> str | None:
     """Return the size symbol of an axis of this name, None if it says nothing.
 
-    >>> [symbol_of_axis(name) for name in ("batch", "n_head", "klen", "d_head", "foo")]
-    ['B', 'H', 'L', 'Dk', None]
+    >>> [symbol_of_axis(name) for name in ("batch", "n_head", "klen", "d_head", "dec_hidden_dim", "foo")]
+    ['B', 'H', 'L', 'Dk', 'D', None]
     """
     word = plain(name)
     if size_of(name) == "Dk":
         return "Dk"
-    return next((symbol for symbol in ("B", "H", "L", "D") if AXES[symbol].fullmatch(word)), None)
+    known = next((symbol for symbol in ("B", "H", "L", "D") if AXES[symbol].fullmatch(word)), None)
+    return known or ("D" if may_be_width(name) else None)
 
 
 def with_batch_named(names: Sequence[str]) -> list[str]:

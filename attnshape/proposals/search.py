@@ -142,6 +142,8 @@ class Search:
         """The first description that runs although something is odd about it, which may be a mistake in the code."""
         self.failure: FailedAttempt | None = None
         """The attempt that got furthest."""
+        self.likeliest: TargetSpec | None = None
+        """The first description with which the target was built."""
         self._nearest_of: dict[str, FailedAttempt] = {}
         """The attempts that got furthest of those that describe the first tensor alike."""
         self.missing: FailedAttempt | None = None
@@ -348,6 +350,7 @@ class Search:
             if isinstance(error, TooLong):
                 self.cut_short = True
             failure = FailedAttempt(spec, error, is_built, (counter.calls, place))
+            self.likeliest = self.likeliest or (spec if is_built else None)
             first = next(iter(spec.inputs.values()), "")
             if is_built and failure.is_nearer_than(self._nearest_of.get(first)):
                 self._nearest_of[first] = failure

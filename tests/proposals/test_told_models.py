@@ -38,6 +38,8 @@ KEYS = "{'dim_model': D, 'num_heads': H, 'num_blocks': N, 'vocab_size': V}"
         ("OfFixedContext", "--init D --input 'x: B Lq D' --input 'context: B Lk 77'"),
         ("OfBank", "--init D --input 'query: B Lq D' --input 'bank: B Lk D'"),
         ("OfKeys", f"--init \"{KEYS}\" --input 'x: B L D'"),
+        ("OfTwoWidths", "--init 'D, D' --input 'hidden: B D' --input 'encoder_outputs: B L D*2'"),
+        ("KeptUnderAName", "--init 'D, H' --input 'x: B L D'"),
         ("Deepens", "--init 'D, H, 2' --input 'x: B L D'"),
     ],
 )
@@ -72,3 +74,14 @@ def test_failure_of_the_code_itself_is_traced(folder: Path, attnshape: Attnshape
     assert "what it takes couldn't be worked out for certain: 3 combinations were tried" in result.out
     assert "✗ failed at broken.py:15" in result.out
     assert "couldn't be worked out" in attnshape("check broken.py").err
+
+
+def test_attempts_that_get_further_by_coincidence_are_not_traced(folder: Path, attnshape: Attnshape):
+    text = (
+        "import torch\n\ndef attend(x, given):\n    if given.dim() == 2:\n        given = (given + 0) + 0\n"
+        "    return torch.cat((x, given), 9)\n"
+    )
+    (folder / "coincidence.py").write_text(text)
+    result = attnshape("trace coincidence.py:attend")
+    assert (result.status, result.out) == (2, "")
+    assert "couldn't be worked out" in result.err

@@ -170,3 +170,31 @@ class Deepens(_Base):
 
     def forward(self, x):
         return self.attend(x) * self.zest
+
+
+class OfTwoWidths(nn.Module):
+    """Scores the states of an encoder against one state of a decoder, whose shapes comments have."""
+
+    def __init__(self, enc_hidden_dim, dec_hidden_dim):
+        super().__init__()
+        self.energy = nn.Linear(enc_hidden_dim * 2 + dec_hidden_dim, dec_hidden_dim)
+        self.score = nn.Linear(dec_hidden_dim, 1)
+
+    def forward(self, hidden, encoder_outputs):
+        # hidden: [batch_size, dec_hidden_dim]
+        # encoder_outputs: [batch_size, src_len, enc_hidden_dim * 2]
+        repeated = hidden.unsqueeze(1).repeat(1, encoder_outputs.shape[1], 1)
+        energy = torch.tanh(self.energy(torch.cat((repeated, encoder_outputs), dim=2)))
+        return (self.score(energy).softmax(1) * encoder_outputs).sum(1)
+
+
+class KeptUnderAName(nn.Module):
+    """Keeps a parameter under a name that says more."""
+
+    def __init__(self, width, parts):
+        super().__init__()
+        self.heads = parts
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def forward(self, x):
+        return _Base.attend(self, x)
