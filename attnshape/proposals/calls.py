@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +17,7 @@ _LAYERS = frozenset(
 ELEMENTS = 3
 """How many elements a collection has."""
 _JOINING = frozenset(("cat", "concat", "concatenate", "stack", "combinations"))
-_COUNTING = frozenset(("range", "arange", "zeros", "ones", "tril", "triu"))
+_COUNTING = frozenset(("range", "arange", "zeros", "ones", "tril", "triu", "repeat", "expand"))
 
 
 def constructing_calls(kind: type, module: ModuleType) -> Iterator[str]:
@@ -122,7 +122,7 @@ def used_as(kind: type, parameter: str) -> Iterator[str]:
     It is what the name says under which the code keeps it, `self.heads = parts`. It is a width where a layer gets it,
     that of a head where it is multiplied by their number, a length where it counts rows or iterations, a small number
     where it ends a slice or is a number of neighbours, and false where the code tests it: `if self.shifted`. It has
-    several widths where the code goes through it in parts: `for inner, outer in sizes`.
+    several widths where the code goes through it in parts, `for inner, outer in sizes`, or asks for its length.
     """
     own = [one for one in inspect.getmro(kind)[:-1] if not one.__module__.startswith("torch.")]
     trees = filter(None, map(syntax_tree, own))
@@ -131,6 +131,9 @@ def used_as(kind: type, parameter: str) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Assign) and last_name(node.value) in names:
             names |= {last_name(target) for target in node.targets} - {""}
+    if any(_is_length_of(node, names) for node in nodes):
+        yield from (f"[{', '.join(['D'] * (ELEMENTS - 1))}, {last}]" for last in ("D", "1"))
+        return
     kept = (conventions.size_of(name) for name in sorted(names - {parameter}))
     found: dict[str, None] = dict.fromkeys(size for size in kept if size is not None)
     for node in nodes:
@@ -155,6 +158,14 @@ def used_as(kind: type, parameter: str) -> Iterator[str]:
         yield f"[({', '.join(['D'] * parts)})] * {ELEMENTS}"
     if any(names & set(tested_names(node)) for node in nodes):
         yield "False"
+
+
+def _is_length_of(node: ast.AST, names: Collection[str]) -> bool:
+    """Return whether code asks how many elements something of these names has."""
+    match node:
+        case ast.Call(func=ast.Name(id="len"), args=[owner]):
+            return last_name(owner) in names
+    return False
 
 
 def tested_names(node: ast.AST) -> list[str]:

@@ -201,7 +201,11 @@ def _constructor_calls(
     sized = [*flags, *(f"{name}={size}" for name, size in by_default if size in sizes)]
     windowed = [*flags, *(f"{name}={size}" for name, size in by_default if size in (*sizes, "W"))]
     # a length by default is mostly the largest that is possible, but may be the only one
-    lengths = [f"{name}={size}" for name, size in by_default if size in ("L", "Lq", "Lk")]
+    lengths = [
+        f"{name}={size or 'L'}"
+        for name, size in by_default
+        if size in ("L", "Lq", "Lk") or (size is None and "L" in used_as(kind, name))
+    ]
     has_large_windows = any(
         type(p.default) is int and p.default > _LARGEST_WINDOW and conventions.size_of(p.name) == "W"
         for p in parameters
@@ -263,6 +267,8 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
             yield _PAIRS[value]
         if value == "D" and is_squared(kind, parameter.name):
             yield "height"
+        if value == "L" and "D" in used_as(kind, parameter.name):  # `input_size` is a width where a layer gets it
+            yield "D"
         if value == ANY_NUMBER and conventions.constant_of(parameter.name) is None:
             yield from (size for size in used_as(kind, parameter.name) if size not in known)
         yield value

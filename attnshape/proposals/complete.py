@@ -88,12 +88,12 @@ def _completed(spec: TargetSpec, taken: TargetSpec, search: Search, *notes: str)
 def _is_the_codes_own(search: Search, incomplete: _Incomplete) -> bool:
     """Return whether the nearest attempt fails in a call of torch, and no argument is likely to be described wrongly.
 
-    If other tensors than the likeliest ones get further, they may get there by coincidence.
+    If other arguments than the likeliest ones get further, they may get there by coincidence.
     """
     failure, likeliest = search.failure, search.likeliest
     if failure is None or search.missing is not None or likeliest is None or failure.progress == (0, 0):
         return False
-    if failure.spec.inputs != likeliest.inputs:
+    if (failure.spec.inputs, failure.spec.arguments) != (likeliest.inputs, likeliest.arguments):
         return False
     cause = failure.error.__cause__ or failure.error
     is_of_tensors = isinstance(cause, RuntimeError | IndexError) and not needs_cuda(cause)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import re
 import time
 import traceback
@@ -34,7 +35,7 @@ from attnshape.proposals.candidates import (
 from attnshape.proposals.configurations import ANY_NUMBER, namespace
 from attnshape.proposals.examples import Example
 from attnshape.proposals.trial_sizes import trial_sizes
-from attnshape.proposals.widths import with_width_of_layer
+from attnshape.proposals.widths import with_length_of_code, with_width_of_layer
 from attnshape.runtime.isolation import isolated, seed_all, unattended
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TooLong, call_within
@@ -48,6 +49,7 @@ from attnshape.tracing.runner import Runnable, run_to_completion
 _Result = TypeVar("_Result")
 
 _MOST_ATTEMPTS = 200
+_MOST_ATTEMPTS_WITH_ONE = 70
 _MOST_REFINEMENTS = 600
 _MOST_STARTS = 4
 _MOST_WITHOUT_PACKAGE = 20
@@ -182,7 +184,9 @@ class Search:
         waiting = list(inits)
         while waiting:
             init = waiting.pop(0)
-            for inputs in _all_inputs(call, module, given, init or "", root):
+            # with other arguments of the constructor the likeliest inputs may work
+            most = _MOST_ATTEMPTS_WITH_ONE if waiting else None
+            for inputs in itertools.islice(_all_inputs(call, module, given, init or "", root), most):
                 if self.is_over:
                     self.cut_short = self.cut_short or self.attempts < self._most_attempts
                     return None
@@ -190,7 +194,9 @@ class Search:
                 error, is_built = self._error_of(tried)
                 if error is None:
                     return self._in_likelier_order(tried, inputs, call)
-                for tensors in with_width_of_layer(tried.inputs, error.__cause__ or error, self._sizes[0]):
+                cause = error.__cause__ or error
+                wanted = (with_width_of_layer, with_length_of_code)
+                for tensors in itertools.chain(*(one(tried.inputs, cause, self._sizes[0]) for one in wanted)):
                     if self.works(fixed := replace(tried, inputs=tensors)):
                         return self._in_likelier_order(fixed, Inputs(tensors, inputs.expressions), call)
                 if init is not None and (fuller := _with_missing_field(init, error)) is not None:

@@ -1,4 +1,4 @@
-"""Reads from an error of torch which width a layer has that isn't among the sizes of the constructor."""
+"""Reads from an error of torch which width or length the code has that isn't among the sizes of the constructor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _MISMATCHES = (
     re.compile(r"normalized_shape=\[(?P<wanted>\d+)\].* got input of size\[(\d+, )*(?P<got>\d+)\]"),
     re.compile(r"to have (?P<wanted>\d+) channels, but got (?P<got>\d+) channels"),
 )
+_RESHAPE = re.compile(r"shape '\[(?P<shape>[-\d, ]+)\]' is invalid for input")
 
 
 def with_width_of_layer(
@@ -42,3 +43,20 @@ def with_width_of_layer(
     yield changed
     one_by_one = [{**tensors, name: text} for name, text in changed.items() if text != tensors[name]]
     yield from one_by_one if len(one_by_one) > 1 else ()
+
+
+def with_length_of_code(
+    tensors: Mapping[str, str], error: BaseException, sizes: Mapping[str, int]
+) -> Iterator[dict[str, str]]:
+    """Yield descriptions with the number that a reshape of the code has in the place of the length.
+
+    >>> error = RuntimeError("shape '[-1, 50, 4, 8]' is invalid for input of size 1920")
+    >>> list(with_length_of_code({"q": "B Lq D", "k": "B Lk D"}, error, {"B": 5, "H": 4, "Dk": 8}))
+    [{'q': 'B 50 D', 'k': 'B 50 D'}]
+    """
+    found = _RESHAPE.search(exception_text(error))
+    numbers = [int(number) for number in found["shape"].split(",")] if found is not None else []
+    own = [number for number in numbers if number > 1 and number not in sizes.values()]
+    changed = {name: re.sub(r"\bL[qk]?\b", str(own[0]), text) for name, text in tensors.items()} if own else {}
+    if changed and changed != tensors:
+        yield changed

@@ -40,6 +40,10 @@ KEYS = "{'dim_model': D, 'num_heads': H, 'num_blocks': N, 'vocab_size': V}"
         ("OfKeys", f"--init \"{KEYS}\" --input 'x: B L D'"),
         ("OfTwoWidths", "--init 'D, D' --input 'hidden: B D' --input 'encoder_outputs: B L D*2'"),
         ("KeptUnderAName", "--init 'D, H' --input 'x: B L D'"),
+        ("OfListedWidths", "--init '[D, D, 1], 0.0' --input 'x: B L D' --input 'values: B L D'"),
+        ("OfInputSize", "--init 'D, H' --input 'x: B L D'"),
+        ("OfLengthInCode", "--init 'D, H' --input 'x: B 40 D'"),
+        ("OfRepeated", "--init 'D, H, n=L' --input 'x: B L D' --input 'padding_mask: bool B L'"),
         ("Deepens", "--init 'D, H, 2' --input 'x: B L D'"),
     ],
 )

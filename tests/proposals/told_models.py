@@ -198,3 +198,47 @@ class KeptUnderAName(nn.Module):
 
     def forward(self, x):
         return _Base.attend(self, x)
+
+
+class OfListedWidths(nn.Module):
+    """Has as many layers as a list has widths."""
+
+    def __init__(self, mid_dims, dropout):
+        super().__init__()
+        pairs = range(1, len(mid_dims) - 1)
+        self.hidden = nn.Sequential(*(nn.Linear(mid_dims[place - 1], mid_dims[place]) for place in pairs))
+        self.last = nn.Linear(mid_dims[-2], mid_dims[-1])
+
+    def forward(self, x, values):
+        weights = self.last(self.hidden(x)).squeeze(-1).softmax(-1)
+        return (weights.unsqueeze(-2) @ values).squeeze(-2)
+
+
+class OfInputSize(nn.Module):
+    """Has a width that is called a size of the input."""
+
+    def __init__(self, input_size, heads):
+        super().__init__()
+        self.attend = _Base(input_size, heads)
+        self.norm = nn.LayerNorm(input_size)
+
+    def forward(self, x):
+        return self.attend.attend(self.norm(x))
+
+
+class OfLengthInCode(_Base):
+    """Reshapes to a length that stands in the code."""
+
+    def forward(self, x):
+        return self.attend(x.view(-1, 40, x.shape[-1]))
+
+
+class OfRepeated(_Base):
+    """Repeats a row as often as a parameter says, whose name doesn't."""
+
+    def __init__(self, dim, heads, n=40):
+        super().__init__(dim, heads)
+        self.n = n
+
+    def forward(self, x, padding_mask):
+        return self.attend(x, (padding_mask == 0).float().unsqueeze(1).repeat(1, self.n, 1).unsqueeze(1))
