@@ -55,8 +55,10 @@ _MAP_UNIT = 8
 _FRAMES = 2
 _GUESSES = (ANY_NUMBER, "None", "0.5")
 """What a parameter is tried with of which nothing is known at all."""
+_MAY_BE_WIDTH = re.compile(r"(input|src|source|tgt)_size")
+"""The names of lengths that are widths where a layer gets them."""
 _ANY_INDEX = "int[2]"
-"""Indices into an embedding of which nothing is known."""
+"""Indices into an embedding of which nothing is known: any has two rows."""
 _DIVIDES_MAPS = re.compile(r"(\w+_)?(window|patch)_?(size)?")
 """The names of parameters that divide the height and the width of a feature map."""
 _MOST_COMBINATIONS = 6
@@ -267,7 +269,7 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
             yield _PAIRS[value]
         if value == "D" and is_squared(kind, parameter.name):
             yield "height"
-        if value == "L" and "D" in used_as(kind, parameter.name):  # `input_size` is a width where a layer gets it
+        if _MAY_BE_WIDTH.fullmatch(conventions.plain(parameter.name)) and "D" in used_as(kind, parameter.name):
             yield "D"
         if value == ANY_NUMBER and conventions.constant_of(parameter.name) is None:
             yield from (size for size in used_as(kind, parameter.name) if size not in known)
@@ -376,17 +378,19 @@ def input_candidates(
             flat = [name for name in described if indexed_rank(call, name) == 2]
             memory = memory_among(described, of_two=is_cross_attention(root))
             for inputs in _inputs(described, families, texts, documented, whole_call, memory, flat):
-                yield _looking_up(inputs, found)
+                if found and _has_vocabulary(init):
+                    yield _looking_up(inputs, found, "int[V]")
+                yield _looking_up(inputs, found, _ANY_INDEX)
 
 
-def _looking_up(inputs: Inputs, names: Collection[str]) -> Inputs:
-    """Return the arguments with those of an embedding as indices, of which any embedding has enough.
+def _looking_up(inputs: Inputs, names: Collection[str], kind: str) -> Inputs:
+    """Return the arguments with those of an embedding as indices.
 
-    >>> _looking_up(Inputs({"x": "B L D", "gaps": "B L D", "ids": "int[V] B L"}), {"gaps", "ids"}).tensors
+    >>> _looking_up(Inputs({"x": "B L D", "gaps": "B L D", "ids": "int[V] B L"}), {"gaps", "ids"}, "int[2]").tensors
     {'x': 'B L D', 'gaps': 'int[2] B L', 'ids': 'int[V] B L'}
     """
     texts = {name: text.removesuffix(" D") if name in names else text for name, text in inputs.tensors.items()}
-    indices = {name: f"{_ANY_INDEX} {text}" for name, text in texts.items() if name in names and "[" not in text}
+    indices = {name: f"{kind} {text}" for name, text in texts.items() if name in names and "[" not in text}
     return Inputs({**texts, **indices}, inputs.expressions)
 
 
@@ -595,6 +599,8 @@ def _described(
     yield with_ids
     if any(text != family for text in with_ids.values()):
         yield dict.fromkeys(tensors, family)  # `agent_tokens` may be vectors
+    if len(tensors) > 1 and family == "B L D":  # the state of a decoder, which reads a sequence
+        yield {name: "B D" if name == tensors[0] else text for name, text in with_ids.items()}
 
 
 def _values(

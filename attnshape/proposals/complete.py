@@ -33,6 +33,10 @@ from attnshape.targets.scripts import needs_cuda, stop_of
 from attnshape.targets.user import callable_name, is_case
 
 _MOST_CONSTRUCTING = 4
+_CERTAIN = re.compile(
+    r"(x_?)?(q|k|v|kv)|x|query|keys?|values?|queries|hidden_states|memory|context|[qkv]_states|tgt|src", re.I
+)
+"""The names of tensors of whose shape there is hardly any doubt."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,9 @@ def _is_the_codes_own(search: Search, incomplete: _Incomplete) -> bool:
         return False
     cause = failure.error.__cause__ or failure.error
     is_of_tensors = isinstance(cause, RuntimeError | IndexError) and not needs_cuda(cause)
-    is_known = not incomplete.unknown_parameters() and _unknown_input(incomplete, search) is None
+    names = list(failure.spec.inputs)
+    is_known = len(names) == 1 or all(_CERTAIN.fullmatch(name) for name in names)
+    is_known &= set(failure.spec.arguments.values()) <= {"None"} and not incomplete.unknown_parameters()
     return is_of_tensors and is_known
 
 

@@ -41,7 +41,7 @@ _CONVENTIONS = (
     _convention(
         "Dk",
         rf"{_ATTENTION}(head_?(dim|size|width|channels|features)|(dim|size|width|channels|d)_?(per_|of_)?(each_)?heads?)"
-        r"|rotary_dim|rot_dim|d_?k|dim_k|d_q|d_qk|qk_dim|dim_key|d_key|d_keys|d_kv|head_channel|kv_channels|num_head_channels|d_attn|c_hidden",
+        r"|rotary_dim|rot_dim|rope_dim|d_?k|dim_k|d_q|d_qk|qk_dim|dim_key|d_key|d_keys|d_kv|head_channel|kv_channels|num_head_channels|d_attn|c_hidden",
     ),
     _convention("H", rf"{_ATTENTION}({_NUMBER})?({_ATTENTION})heads?(_?(count|num|number|cnt|n))?|nh|h"),
     _convention(
@@ -51,7 +51,7 @@ _CONVENTIONS = (
         r"|(item|user|word|token|char|symbol)s?_(num|count|cnt|size)",
     ),
     _convention("N", rf"{_NUMBER}(hidden_)?(encoder_|decoder_)?(layers?|blocks?)|layers|depth"),
-    _convention("W", r"(local_|sliding_|attention_|attn_)?(window|chunk)(_size|_length|_len)?"),
+    _convention("W", r"(local_|sliding_|attention_|attn_|att_)?((window|chunk)(_size|_length|_len)?|group_size)"),
     _convention("B", r"(max_)?(batch|bs|bsz)(_size)?"),
     _convention("Lq", r"(seq_?)?len(gth)?_(q|query|queries|tgt)|(q|query|tgt)_seq_?len(gth)?"),
     _convention("Lk", r"(seq_?)?len(gth)?_(k|kv|key|keys|src)|(k|kv|key|src)_seq_?len(gth)?"),
@@ -59,7 +59,7 @@ _CONVENTIONS = (
         "L",
         r"(max_|maximum_)?(seq|sequence|context|ctx|token|tokens|position|positions|input|src|source|tgt|block)_?"
         rf"(len|length|size|embeddings)"
-        r"|(max|maximum)_?((source|target|src|tgt)_)?(len|length|position|positions|position_embeddings|context)"
+        r"|(max|maximum)_?((source|target|src|tgt)_)?(len|length|position|positions|position_embeddings|pos_enc\w*|context)"
         rf"|{_NUMBER}(ctx|positions|patches|tokens|nodes?|vertices|variates|stations|sensors)|max_?t|seqlen|seq|length|max_seqlen|original_max_position_embeddings",
     ),
     _convention(

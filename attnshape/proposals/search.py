@@ -34,7 +34,7 @@ from attnshape.proposals.candidates import (
 )
 from attnshape.proposals.configurations import ANY_NUMBER, namespace
 from attnshape.proposals.examples import Example
-from attnshape.proposals.trial_sizes import trial_sizes
+from attnshape.proposals.trial_sizes import literals_of, trial_sizes
 from attnshape.proposals.widths import with_length_of_code, with_width_of_layer
 from attnshape.runtime.isolation import isolated, seed_all, unattended
 from attnshape.runtime.signals import reraise_interruption
@@ -61,6 +61,7 @@ _AT_SIZES_ASKED_FOR = 2.0
 _MOST_ELEMENTS = 10**8
 _ALLOCATING = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
 _ADDED_FIELD = re.compile(r"SimpleNamespace\((\w+)=None")
+_SOFTMAXES = frozenset((torch.softmax, Tensor.softmax, torch.nn.functional.softmax))
 _MISSING_FIELD = re.compile(r"'(?:types\.)?SimpleNamespace' object has no attribute '(\w+)'")
 
 
@@ -83,17 +84,21 @@ class FailedAttempt:
 
 
 class _CallCounter(TorchFunctionMode):
-    """Counts the calls of torch that return."""
+    """Counts the calls of torch that return, and notices weights over one key only."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
+        self.has_one_key = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.calls += 1
+        if func in _SOFTMAXES and isinstance(result, Tensor):
+            axis = next((one for one in ((kwargs or {}).get("dim"), *args[1:2]) if type(one) is int), None)
+            self.has_one_key |= axis is not None and result.shape[axis] == 1
         return result
 
 
@@ -139,6 +144,7 @@ class Search:
         self._report = report
         self._maps = maps
         self._sizes = trial_sizes(module)
+        self._literals = literals_of(module) - set(self._sizes[0].values())
         self._most_attempts = _MOST_ATTEMPTS
         self.doubtful: TargetSpec | None = None
         """The first description that runs although something is odd about it, which may be a mistake in the code."""
@@ -195,8 +201,10 @@ class Search:
                 if error is None:
                     return self._in_likelier_order(tried, inputs, call)
                 cause = error.__cause__ or error
-                wanted = (with_width_of_layer, with_length_of_code)
-                for tensors in itertools.chain(*(one(tried.inputs, cause, self._sizes[0]) for one in wanted)):
+                for tensors in (
+                    *with_width_of_layer(tried.inputs, cause, self._sizes[0]),
+                    *with_length_of_code(tried.inputs, cause, self._literals),
+                ):
                     if self.works(fixed := replace(tried, inputs=tensors)):
                         return self._in_likelier_order(fixed, Inputs(tensors, inputs.expressions), call)
                 if init is not None and (fuller := _with_missing_field(init, error)) is not None:
@@ -340,6 +348,7 @@ class Search:
                     plain = _results(runnable)
                 if not plain:
                     raise AttnshapeError("it returns no tensor")
+                is_doubtful |= counter.has_one_key
                 is_doubtful |= any(bool(one.isnan().any()) for one in plain if one.is_floating_point())
                 for name in spec.inputs:
                     changed = target.build(numbers, RunOptions())

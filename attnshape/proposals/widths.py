@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from attnshape.errors import exception_text
 
@@ -46,17 +46,17 @@ def with_width_of_layer(
 
 
 def with_length_of_code(
-    tensors: Mapping[str, str], error: BaseException, sizes: Mapping[str, int]
+    tensors: Mapping[str, str], error: BaseException, literals: Collection[int]
 ) -> Iterator[dict[str, str]]:
-    """Yield descriptions with the number that a reshape of the code has in the place of the length.
+    """Yield descriptions with a literal of the code to which a reshape fails in the place of the length.
 
     >>> error = RuntimeError("shape '[-1, 50, 4, 8]' is invalid for input of size 1920")
-    >>> list(with_length_of_code({"q": "B Lq D", "k": "B Lk D"}, error, {"B": 5, "H": 4, "Dk": 8}))
+    >>> list(with_length_of_code({"q": "B Lq D", "k": "B Lk D"}, error, {50}))
     [{'q': 'B 50 D', 'k': 'B 50 D'}]
     """
     found = _RESHAPE.search(exception_text(error))
     numbers = [int(number) for number in found["shape"].split(",")] if found is not None else []
-    own = [number for number in numbers if number > 1 and number not in sizes.values()]
+    own = [number for number in numbers if number > 1 and number in literals]
     changed = {name: re.sub(r"\bL[qk]?\b", str(own[0]), text) for name, text in tensors.items()} if own else {}
     if changed and changed != tensors:
         yield changed

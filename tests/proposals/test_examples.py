@@ -23,12 +23,12 @@ class Mixer(nn.Module):
     def __init__(self, one, two, kind="plain"):
         super().__init__()
         assert kind == "plain" or two == 3
-        self.heads = two
+        self.parts = two
         self.project = nn.Conv1d(one, 3 * one, 1)
 
     def forward(self, first, scale=None, mask=None):
         b, _, n = first.size()
-        q, k, v = self.project(first).view(b, 3, self.heads, -1, n).unbind(1)
+        q, k, v = self.project(first).view(b, 3, self.parts, -1, n).unbind(1)
         weights = (q.mT @ k * (scale or 1)).softmax(-1)
         return (v @ weights.mT).flatten(1, 2)
 '''

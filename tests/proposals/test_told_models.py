@@ -44,6 +44,10 @@ KEYS = "{'dim_model': D, 'num_heads': H, 'num_blocks': N, 'vocab_size': V}"
         ("OfInputSize", "--init 'D, H' --input 'x: B L D'"),
         ("OfLengthInCode", "--init 'D, H' --input 'x: B 40 D'"),
         ("OfRepeated", "--init 'D, H, n=L' --input 'x: B L D' --input 'padding_mask: bool B L'"),
+        (
+            "OfState",
+            "--init 'SimpleNamespace(att_hid_size=D, rnn_size=D)' --input 'h: B D' --input 'feats: B L D'",
+        ),
         ("Deepens", "--init 'D, H, 2' --input 'x: B L D'"),
     ],
 )

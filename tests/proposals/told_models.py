@@ -242,3 +242,19 @@ class OfRepeated(_Base):
 
     def forward(self, x, padding_mask):
         return self.attend(x, (padding_mask == 0).float().unsqueeze(1).repeat(1, self.n, 1).unsqueeze(1))
+
+
+class OfState(nn.Module):
+    """Scores a sequence against one state, and accepts a sequence of one step for each batch element."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.width = config.att_hid_size
+        self.of_state = nn.Linear(config.rnn_size, self.width)
+        self.score = nn.Linear(self.width, 1)
+
+    def forward(self, h, feats):
+        size = feats.numel() // feats.size(0) // feats.size(-1)
+        feats = feats.view(-1, size, self.width)
+        scores = self.score(torch.tanh(feats + self.of_state(h).unsqueeze(1).expand_as(feats)))
+        return torch.bmm(F.softmax(scores.view(-1, size), dim=1).unsqueeze(1), feats).squeeze(1)
