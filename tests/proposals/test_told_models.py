@@ -48,6 +48,7 @@ KEYS = "{'dim_model': D, 'num_heads': H, 'num_blocks': N, 'vocab_size': V}"
             "OfState",
             "--init 'SimpleNamespace(att_hid_size=D, rnn_size=D)' --input 'h: B D' --input 'feats: B L D'",
         ),
+        ("OfWiderQueries", "--init D --input 'q: B Lq 2*D' --input 'k: B Lk D'"),
         ("Deepens", "--init 'D, H, 2' --input 'x: B L D'"),
     ],
 )

@@ -69,7 +69,7 @@ class OfOtherKind(_Base):
     """Is wider for one kind than for the others."""
 
     def __init__(self, kind, dim, heads):
-        super().__init__(dim * 2 if kind == "wide" else dim, heads)
+        super().__init__(dim * 5 if kind == "wide" else dim, heads)
 
     def forward(self, x):
         return self.attend(x)
@@ -258,3 +258,14 @@ class OfState(nn.Module):
         feats = feats.view(-1, size, self.width)
         scores = self.score(torch.tanh(feats + self.of_state(h).unsqueeze(1).expand_as(feats)))
         return torch.bmm(F.softmax(scores.view(-1, size), dim=1).unsqueeze(1), feats).squeeze(1)
+
+
+class OfWiderQueries(nn.Module):
+    """Takes queries twice as wide as what keys come from."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.to_k = nn.Linear(dim, dim + dim)
+
+    def forward(self, q, k):
+        return (q @ self.to_k(k).mT).softmax(-1) @ k
