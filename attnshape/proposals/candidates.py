@@ -599,8 +599,9 @@ def _described(
     yield with_ids
     if any(text != family for text in with_ids.values()):
         yield dict.fromkeys(tensors, family)  # `agent_tokens` may be vectors
-    if len(tensors) > 1 and family == "B L D":  # the state of a decoder, which reads a sequence
-        yield {name: "B D" if name == tensors[0] else text for name, text in with_ids.items()}
+    if len(tensors) > 1 and family in ("B L D", "L B D"):  # one vector beside a sequence: a decoder's state, a style
+        for alone in (tensors[:1], tensors[1:]):
+            yield {name: "B D" if name in alone else text for name, text in with_ids.items()}
 
 
 def _values(

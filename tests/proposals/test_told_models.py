@@ -49,6 +49,7 @@ KEYS = "{'dim_model': D, 'num_heads': H, 'num_blocks': N, 'vocab_size': V}"
             "--init 'SimpleNamespace(att_hid_size=D, rnn_size=D)' --input 'h: B D' --input 'feats: B L D'",
         ),
         ("OfWiderQueries", "--init D --input 'q: B Lq 2*D' --input 'k: B Lk D'"),
+        ("OfStyle", "--init 'D, H' --input 'text_emb: L B D' --input 'style_emb: B D'"),
         ("Deepens", "--init 'D, H, 2' --input 'x: B L D'"),
     ],
 )

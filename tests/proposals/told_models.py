@@ -269,3 +269,15 @@ class OfWiderQueries(nn.Module):
 
     def forward(self, q, k):
         return (q @ self.to_k(k).mT).softmax(-1) @ k
+
+
+class OfStyle(nn.Module):
+    """Lets a sequence, which comes first, read one vector."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(dim, heads)
+
+    def forward(self, text_emb, style_emb):
+        style = style_emb.unsqueeze(0).expand(text_emb.size(0), -1, -1)
+        return self.attn(text_emb, style, style)[0]
