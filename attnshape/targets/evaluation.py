@@ -86,9 +86,11 @@ def layer_counts(arguments: str, function: Any) -> tuple[str, ...]:
 def vocabulary_sizes(arguments: str, function: Any) -> tuple[str, ...]:
     """Return the names in the arguments of a call of a function that stand for the size of a vocabulary.
 
-    What says so is the same as for a number of layers. Raises AttnshapeError if the arguments aren't Python.
+    Their own names say so, or they are called V and passed to a parameter of such a name. Raises AttnshapeError if the
+    arguments aren't Python.
     """
-    return _names_for(_COUNTS_WORDS, arguments, function)
+    names = _names_for(_COUNTS_WORDS, arguments, function)
+    return tuple(name for name in names if name == "V" or _COUNTS_WORDS.fullmatch(name))
 
 
 def _names_for(pattern: re.Pattern[str], arguments: str, function: Any) -> tuple[str, ...]:
