@@ -78,7 +78,7 @@ def diff(
     failing_kinds = _parse_kinds(fail_on or [_ANY])
     command = typed_command()
     with ExitStack() as revisions:
-        inputs = (
+        inputs = _as_declared(
             _resolve(old, "OLD", typed, run, command, revisions),
             _resolve(new, "NEW", typed, run, command, revisions),
         )
@@ -103,6 +103,27 @@ def diff(
         raise typer.Exit(ExitStatus.CANNOT)
     if failing_kinds & set(difference.kinds):
         raise typer.Exit(ExitStatus.FOUND)
+
+
+def _as_declared(
+    old: Trace | Outline | _Version | Path, new: Trace | Outline | _Version | Path
+) -> tuple[Trace | Outline | _Version | Path, Trace | Outline | _Version | Path]:
+    """Return both sides, with what pyproject.toml declares for one of two targets of the same name in both.
+
+    It may not name the target of the other file, or that of an older revision.
+    """
+    sides = [old, new]
+    declared = [isinstance(side, _Version) and ":" not in side.job.name for side in sides]
+    if sorted(declared) != [False, True]:
+        return old, new
+    known, other = (sides[declared.index(value)] for value in (True, False))
+    if not isinstance(known, _Version) or not isinstance(other, _Version):
+        return old, new
+    _, _, name = known.job.spec.target.partition(":")
+    if other.job.spec.target.partition(":")[2] == name:
+        spec = msgspec.structs.replace(known.job.spec, target=other.job.spec.target)
+        sides[declared.index(False)] = replace(other, job=replace(other.job, spec=spec))
+    return sides[0], sides[1]
 
 
 def _parse_kinds(lists: list[str]) -> frozenset[Kind]:

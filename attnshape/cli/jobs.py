@@ -198,13 +198,26 @@ def _found_jobs(
     if not to_run:
         raise _no_attention(typed.target)
     jobs: list[Job] = []
+    named = _names_of_declared() if typed.callable is None else {}
     for one in to_run:
-        declared = declared_target(msgspec.structs.replace(typed, target=one.target))
-        jobs += _declared_jobs(verb, one.target, declared or ProjectTarget(target=one.target), typed, run)
+        names = named.get(normal_target(one.target), [])
+        for name in names or [one.target]:
+            declared = declared_target(msgspec.structs.replace(typed, target=name))
+            jobs += _declared_jobs(verb, name, declared or ProjectTarget(target=one.target), typed, run)
     names = [one.name for one in to_run]
     shown = ", ".join(names) if len(names) <= _FEW else f"{len(names)} functions and modules with attention"
     announce(f"found in {typed.target}{', by name' * (not found.to_run)}: {shown}")
     return jobs
+
+
+def _names_of_declared() -> dict[str, list[str]]:
+    """Return under which names pyproject.toml has targets, by their file and class or function."""
+    named: dict[str, list[str]] = {}
+    for name, table in project_targets().items():
+        target = table.get("target") if isinstance(table, dict) else None
+        if isinstance(target, str) and ":" not in name:
+            named.setdefault(normal_target(target), []).append(name)
+    return named
 
 
 class NoAttentionError(AttnshapeError):

@@ -63,8 +63,8 @@ def annotate_requests(
     with to_standard_error(), foreign_code(), isolated():
         specs = [*specs[:1], *map(without_arguments_of_a_case, specs[1:])]
         completed = [complete_spec(spec, progress) for spec in specs]
-        specs = [spec for spec, *_ in completed]
-        found = tuple(dict.fromkeys(flags for _, flags, _ in completed if flags))
+        specs = [one.spec for one in completed]
+        found = tuple(dict.fromkeys(one.flags for one in completed if one.flags))
         observations = [_observe_despite_annotations(spec, run, options, progress) for spec in specs]
         for spec, observation in zip(tuple(specs), tuple(observations), strict=True):
             default = _default_call(spec, observation, run)

@@ -27,6 +27,7 @@ from attnshape.checks.rules.layered import with_layers
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.registry import RULES
 from attnshape.checks.rules.root_causes import AXES, root_causes
+from attnshape.dims.sizes import Sizes
 from attnshape.errors import AttnshapeError, Option, python_syntax
 from attnshape.inference.plan import Plan
 from attnshape.inference.small_runs import ProgressCallback
@@ -146,7 +147,7 @@ def check_request(
             numbers = passes[0].subject.experiment.numbers
             left_out = tuple(_left_out(variation.plan, numbers))
             stands_for = tuple(_stands_for(variation.plan, numbers))
-            facts, gaps = (*stands_for, *report.facts), (*report.not_checked, *left_out)
+            facts, gaps = (*_without_effect(sizes), *stands_for, *report.facts), (*report.not_checked, *left_out)
             report = replace(report, facts=facts, not_checked=gaps)
         report = replace(report, not_checked=(*report.not_checked, *cut_off_by_time(target, variation, limit)))
         outcomes = _claim_outcomes(report, passes, claims)
@@ -174,6 +175,12 @@ def _stands_for(plan: Plan, numbers: Mapping[str, int]) -> Iterator[Fact]:
     if fewer:
         checked, own = (", ".join(f"{symbol}={of[symbol]}" for symbol in fewer) for of in (numbers, plan.sizes.numbers))
         yield Fact(text=f"the layers of {checked} stand for those of {own}, whose kinds they all are")
+
+
+def _without_effect(sizes: Sizes) -> Iterator[Fact]:
+    """Yield that sizes were given which change nothing."""
+    if sizes.labels:
+        yield Fact(text=f"nothing in the target depends on {join_words(sorted(sizes.labels))}")
 
 
 def _merge_case_claims(claims: Claims, target: Target, run: RunOptions) -> Claims:

@@ -60,17 +60,17 @@ def explain_request(
         AttnshapeError: The request can't be carried out, or the target fails.
     """
     with redirect_output(), foreign_code(), isolated():
-        completed, found, _ = complete_spec(spec, progress)
-    trace = trace_request(completed, replace(options, cost=True, grad=True), redirect_output, progress)
+        completed = complete_spec(spec, progress)
+    trace = trace_request(completed.spec, replace(options, cost=True, grad=True), redirect_output, progress)
     if trace.failure is not None:
         raise AttnshapeError(
             f"the target fails, so that it can't be explained: {trace.failure.error}",
             "attnshape trace, with the same arguments, shows where and why",
         )
-    trace = replace(trace, found=found or UNSET)
+    trace = replace(trace, found=completed.flags or UNSET)
     with redirect_output(), foreign_code(), isolated(), one_thread():
         progress("observing the attention")
-        runs = _Runs(trace, find_target(completed), options, time_limit)
+        runs = _Runs(trace, find_target(completed.spec), options, time_limit)
         seen = [runs.attention(traced) for traced in attentions(trace)]
         parts = [_part(trace, number, len(seen), attention) for number, attention in enumerate(seen, 1)]
         told = {index for part in parts for index in _steps_of(part)}
@@ -83,7 +83,7 @@ def explain_request(
     others = other_steps(trace, tuple(step for step in trace.steps if step.index not in explained), bool(parts))
     return Explanation(
         trace=trace,
-        call=_call(completed, options, trace),
+        call=_call(completed.spec, options, trace),
         observed_at=runs.observed_at,
         introduction=introduction(trace, runs.observed_at, mode),
         parts=(*parts, *([others] if others is not None else [])),

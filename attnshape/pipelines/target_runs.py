@@ -33,32 +33,48 @@ if TYPE_CHECKING:
     from attnshape.cost.meter import Meter
 
 
-def load_target(spec: TargetSpec, progress: ProgressCallback) -> Target:
+def load_target(spec: TargetSpec, progress: ProgressCallback, *, may_fail: bool = False) -> Target:
     """Return the target of a spec, with the arguments that the spec lacks worked out where possible.
+
+    With `may_fail` that is also one whose own code fails with every argument that was tried.
 
     Raises AttnshapeError if there is no target of that name, or nothing that was tried for its arguments works.
     """
-    completed, found, cut_short = complete_spec(spec, progress)
-    return dataclasses.replace(find_target(completed), found=found, is_search_cut_short=cut_short)
+    completed = complete_spec(spec, progress, may_fail=may_fail)
+    target = find_target(completed.spec)
+    notes = (*target.notes, *completed.notes)
+    return dataclasses.replace(target, found=completed.flags, is_search_cut_short=completed.cut_short, notes=notes)
 
 
-def complete_spec(spec: TargetSpec, progress: ProgressCallback) -> tuple[TargetSpec, str, bool]:
-    """Return the spec with what it lacks, the flags that say the same, and whether time cut the search for it short.
+@dataclasses.dataclass(frozen=True)
+class CompletedSpec:
+    """A spec with what it lacked."""
 
-    The flags are an empty text where nothing was added.
+    spec: TargetSpec
+    flags: str = ""
+    """The flags that say the same as what was added, empty if nothing was."""
+    cut_short: bool = False
+    """Whether time cut the search for it short."""
+    notes: tuple[str, ...] = ()
+    """What is uncertain about it."""
 
-    Raises AttnshapeError if nothing that was tried works.
+
+def complete_spec(spec: TargetSpec, progress: ProgressCallback, *, may_fail: bool = False) -> CompletedSpec:
+    """Return the spec with what it lacks.
+
+    With `may_fail` the target may be one whose own code fails. Raises AttnshapeError if nothing that was tried works.
     """
     if not may_lack_arguments(spec):
-        return spec, "", False
+        return CompletedSpec(spec)
     # most requests describe their target in full
     from attnshape.proposals.complete import complete
 
     progress("working out what the target takes")
     trying = "working out what the target takes: trying "
-    completed = complete(replace(spec, inside=None), lambda flags: progress(f"{trying}{flags}"))
+    plain = replace(spec, inside=None)
+    completed = complete(plain, lambda flags: progress(f"{trying}{flags}"), may_fail=may_fail)
     flags = " ".join(map(flag_syntax, completed.found))
-    return replace(completed.spec, inside=spec.inside), flags, completed.cut_short
+    return CompletedSpec(replace(completed.spec, inside=spec.inside), flags, completed.cut_short, completed.notes)
 
 
 def first_plan(target: Target, sizes: Sizes) -> Plan:

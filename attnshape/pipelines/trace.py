@@ -86,7 +86,7 @@ def _traced(
     require_device(options.device)
     progress("loading the target")
     with redirect_output(), foreign_code(), isolated():
-        target = load_target(spec, progress)
+        target = load_target(spec, progress, may_fail=True)
         if target.prefers_meta and not options.chooses_device:
             options = msgspec.structs.replace(options, device="meta")
         sizes = target.sizes

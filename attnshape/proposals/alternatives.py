@@ -35,6 +35,7 @@ _SHAPES = (
     "int[V] B L",
 )
 """What a tensor beside the queries and the keys may be, the likeliest first."""
+_SHAPES_OF_INDICES = ("B L", "L", "L L", "B L L", "B", "B 1")
 _SHAPES_BESIDE_MAPS = ("B 1 height width",)
 _MASKS = ("B, L", "B, 1, L, L", "B, L, L", "B, 1, 1, L", "B, H, L, L", "L, L")
 _KINDS_OF_MASKS = ("torch.ones({})", "torch.ones({}).bool()", "torch.zeros({}).bool()")
@@ -59,15 +60,38 @@ def alternatives(
     of_tensors = [name for name in of_tensors if not conventions.is_memory(name) or _is_alone(name, inputs)]
     of_masks = [*filter(conventions.is_mask, inputs.expressions), *masks]
     changed = [name for name in dict.fromkeys([*of_tensors, *of_masks]) if name not in fixed]
+    yield from ([_transposed(inputs, name)] for name in _transposable(inputs, fixed, failing))
     for name in sorted(changed, key=lambda name: name not in failing):
         if name in inputs.tensors:
-            possible = [*_of_lengths(_SHAPES, lengths), *(_SHAPES_BESIDE_MAPS if has_map else ())]
+            kind = re.match(r"int\[\w+\] ", inputs.tensors[name])
+            if kind is not None:
+                possible = [f"{kind[0]}{shape}" for shape in _of_lengths(_SHAPES_OF_INDICES, lengths)]
+            else:
+                possible = [*_of_lengths(_SHAPES, lengths), *(_SHAPES_BESIDE_MAPS if has_map else ())]
             shapes = [shape for shape in possible if shape != inputs.tensors[name]]
             yield [Inputs({**inputs.tensors, name: shape}, inputs.expressions) for shape in shapes]
         else:
             pairs = itertools.product(_of_lengths(_MASKS, lengths), _KINDS_OF_MASKS)
             values = [kind.format(shape) for shape, kind in pairs]
             yield [Inputs(inputs.tensors, {**inputs.expressions, name: value}) for value in values]
+
+
+def _transposable(inputs: Inputs, fixed: Collection[str], failing: str) -> list[str]:
+    """Return the keys that a failing line multiplies as they are, `q @ k`: they may come transposed.
+
+    >>> described = Inputs({"q": "B L D", "k": "B L D"})
+    >>> _transposable(described, (), "s = q @ k"), _transposable(described, (), "s = q @ k.mT")
+    (['k'], [])
+    """
+    names = [name for name in inputs.tensors if name not in fixed and conventions.is_key(name)]
+    patterns = (r"@ *{}\b(?!\.)", r"(?:matmul|bmm)\([^,()]+, *{}\)")
+    return [name for name in names if any(re.search(one.format(re.escape(name)), failing) for one in patterns)]
+
+
+def _transposed(inputs: Inputs, name: str) -> Inputs:
+    """Return the arguments with the last two axes of one exchanged."""
+    *first, last_but_one, last = inputs.tensors[name].split()
+    return Inputs({**inputs.tensors, name: " ".join([*first, last, last_but_one])}, inputs.expressions)
 
 
 def _is_alone(name: str, inputs: Inputs) -> bool:

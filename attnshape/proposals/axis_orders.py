@@ -31,8 +31,8 @@ def memory_among(names: Iterable[str], *, of_two: bool = False) -> list[str]:
 
     Beside a query it is the only other tensor, and the second one `of_two` where nothing else is known.
 
-    >>> memory_among(["tgt", "memory"]), memory_among(["x", "q"]), memory_among(["k", "v"])
-    (['memory'], ['x'], [])
+    >>> memory_among(["tgt", "memory"]), memory_among(["bank", "q"]), memory_among(["k", "v"])
+    (['memory'], ['bank'], [])
     >>> memory_among(["x", "y"]), memory_among(["x", "y"], of_two=True)
     ([], ['y'])
     """
@@ -41,9 +41,7 @@ def memory_among(names: Iterable[str], *, of_two: bool = False) -> list[str]:
     if memory or len(tensors) != 2:
         return memory if len(memory) < len(tensors) else []
     others = [name for name in tensors if not conventions.is_query(name)]
-    if len(others) == 1 and (others == ["x"] or of_two):
-        return others
-    return tensors[1:] if of_two else []
+    return others if len(others) == 1 else tensors[1:] if of_two else []
 
 
 def with_two_lengths(tensors: Mapping[str, str], memory: Collection[str] = ()) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +17,7 @@ _LAYERS = frozenset(
 ELEMENTS = 3
 """How many elements a collection has."""
 _JOINING = frozenset(("cat", "concat", "concatenate", "stack", "combinations"))
-_COUNTING = frozenset(("range", "arange", "zeros", "ones", "tril", "triu"))
+_COUNTING = frozenset(("range", "arange", "zeros", "ones", "tril", "triu", "repeat", "expand"))
 
 
 def constructing_calls(kind: type, module: ModuleType) -> Iterator[str]:
@@ -106,12 +106,12 @@ def value_text(node: ast.expr, module: ModuleType) -> str | None:
 
 
 def compared_values(kind: type, parameter: str, module: ModuleType) -> Iterator[str]:
-    """Yield the values with which a class's code compares a parameter: `kind == "short"`, `kind in ("a", "b")`."""
+    """Yield the values with which a class's code compares a parameter: `kind == "short"`, `self.kind in ("a", "b")`."""
     for one in inspect.getmro(kind)[:-1]:
         tree = syntax_tree(one)
         for node in ast.walk(tree) if tree is not None else ():
             match node:
-                case ast.Compare(left=ast.Name(id=name), comparators=[value]) if name == parameter:
+                case ast.Compare(left=left, comparators=[value]) if last_name(left) == parameter:
                     values = value.elts if isinstance(value, ast.Tuple | ast.List | ast.Set) else [value]
                     yield from (ast.unparse(value) for value in values if _is_choice(value, module))
 
@@ -119,10 +119,10 @@ def compared_values(kind: type, parameter: str, module: ModuleType) -> Iterator[
 def used_as(kind: type, parameter: str) -> Iterator[str]:
     """Yield the sizes that a parameter of a constructor may be, by what the class's code does with it.
 
-    It is a width where a layer gets it, that of a head where it is multiplied by their number, a length where it counts
-    rows or iterations, a small number where it ends a slice or is a number of neighbours, and false where the code
-    tests it: `if self.shifted`. It has several widths where the code goes through it in parts:
-    `for inner, outer in sizes`.
+    It is what the name says under which the code keeps it, `self.heads = parts`. It is a width where a layer gets it,
+    that of a head where it is multiplied by their number, a length where it counts rows or iterations, a small number
+    where it ends a slice or is a number of neighbours, and false where the code tests it: `if self.shifted`. It has
+    several widths where the code goes through it in parts, `for inner, outer in sizes`, or asks for its length.
     """
     own = [one for one in inspect.getmro(kind)[:-1] if not one.__module__.startswith("torch.")]
     trees = filter(None, map(syntax_tree, own))
@@ -131,7 +131,11 @@ def used_as(kind: type, parameter: str) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Assign) and last_name(node.value) in names:
             names |= {last_name(target) for target in node.targets} - {""}
-    found: dict[str, None] = {}
+    if any(_is_length_of(node, names) for node in nodes):
+        yield from (f"[{', '.join(['D'] * (ELEMENTS - 1))}, {last}]" for last in ("D", "1"))
+        return
+    kept = (conventions.size_of(name) for name in sorted(names - {parameter}))
+    found: dict[str, None] = dict.fromkeys(size for size in kept if size is not None)
     for node in nodes:
         match node:
             case ast.Call(func=function, args=args) if last_name(function) in _LAYERS:
@@ -154,6 +158,14 @@ def used_as(kind: type, parameter: str) -> Iterator[str]:
         yield f"[({', '.join(['D'] * parts)})] * {ELEMENTS}"
     if any(names & set(tested_names(node)) for node in nodes):
         yield "False"
+
+
+def _is_length_of(node: ast.AST, names: Collection[str]) -> bool:
+    """Return whether code asks how many elements something of these names has."""
+    match node:
+        case ast.Call(func=ast.Name(id="len"), args=[owner]):
+            return last_name(owner) in names
+    return False
 
 
 def tested_names(node: ast.AST) -> list[str]:
@@ -201,6 +213,26 @@ def is_squared(kind: type, parameter: str) -> bool:
             case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=2)) if last_name(left) == parameter:
                 return True
     return False
+
+
+def looked_up(function: Any, kind: Any) -> set[str]:
+    """Return the parameters of a call that are indices, since an embedding of the class is the first layer to get them.
+
+    That is `self.of_times(gaps)` where the constructor has `self.of_times = nn.Embedding(…)`.
+    """
+    constructor, tree = syntax_tree(kind) if inspect.isclass(kind) else None, syntax_tree(function)
+    embeddings = {
+        last_name(target)
+        for node in (ast.walk(constructor) if constructor is not None else ())
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        for target in node.targets
+        if last_name(node.value.func) == "Embedding"
+    }
+    return {
+        last_name(node.args[0])
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Call) and last_name(node.func) in embeddings and node.args
+    } & {p.name for p in signature_parameters(function)}
 
 
 def parts_of_elements(function: Any, parameter: str) -> int:

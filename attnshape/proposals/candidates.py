@@ -23,6 +23,7 @@ from attnshape.proposals.calls import (
     constructing_calls,
     is_passed,
     is_squared,
+    looked_up,
     may_be_left_out,
     parts_of_elements,
     sizes_passed,
@@ -30,7 +31,7 @@ from attnshape.proposals.calls import (
     unpacked_parts,
     used_as,
 )
-from attnshape.proposals.configurations import configurations, is_configuration, objects
+from attnshape.proposals.configurations import ANY_NUMBER, configurations, is_configuration, objects
 from attnshape.proposals.documented import (
     Documented,
     as_documented,
@@ -52,8 +53,12 @@ from attnshape.targets.evaluation import required_parameters
 
 _MAP_UNIT = 8
 _FRAMES = 2
-_ANY_NUMBER = "2"
-"""What an integer is of which nothing is known."""
+_GUESSES = (ANY_NUMBER, "None", "0.5")
+"""What a parameter is tried with of which nothing is known at all."""
+_MAY_BE_WIDTH = re.compile(r"(input|src|source|tgt)_size")
+"""The names of lengths that are widths where a layer gets them."""
+_ANY_INDEX = "int[2]"
+"""Indices into an embedding of which nothing is known: any has two rows."""
 _DIVIDES_MAPS = re.compile(r"(\w+_)?(window|patch)_?(size)?")
 """The names of parameters that divide the height and the width of a feature map."""
 _MOST_COMBINATIONS = 6
@@ -67,6 +72,7 @@ _CACHES = ("B, L, Hkv, Dk", "B, Hkv, L, Dk", "B, L, H, Dk", "B, H, L, Dk")
 _SAME = ":…"
 """The description that the first tensor has, too."""
 _OPTIONAL_SIZES = ("H", "Hkv", "Dk", "Dv", "D")
+_POSITIONAL_CLASS = re.compile(r"\w*Pos(ition(al)?)?_?(Emb|Enc)\w*")
 _ROTARY_CLASS = re.compile(r"\w*(Rotary|Rope|RoPE)\w*")
 _ROTARY = re.compile(
     r"position_embeddings?|rotary(_pos)?_emb\w*|rope\w*|freqs?(_cis|_complex)?|freqs_cos|freqs_sin|cos|sin|pos_emb\w*"
@@ -138,6 +144,15 @@ def constructor_candidates(kind: type, module: ModuleType) -> Iterator[str]:
         yield from _constructor_calls(kind, module, parameters, [*required, *map(_by_keyword, configs)])
 
 
+def guessed_constructors(kind: type, module: ModuleType) -> Iterator[str]:
+    """Yield the arguments with which a class may be constructed if some parameters have no proposal: with any values.
+
+    What a name doesn't tell is often a number that determines no shape.
+    """
+    parameters = all_parameters(kind)
+    yield from _constructor_calls(kind, module, parameters, [p for p in parameters if p.default is p.empty], guess=True)
+
+
 def _by_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(kind=parameter.KEYWORD_ONLY)
 
@@ -158,10 +173,21 @@ def unknown_parameters(kind: type, module: ModuleType) -> dict[str, str]:
 
 
 def _constructor_calls(
-    kind: type, module: ModuleType, parameters: Sequence[inspect.Parameter], required: Sequence[inspect.Parameter]
+    kind: type,
+    module: ModuleType,
+    parameters: Sequence[inspect.Parameter],
+    required: Sequence[inspect.Parameter],
+    *,
+    guess: bool = False,
 ) -> Iterator[str]:
-    sides = {p.name: conventions.side_of_map(p.name, [p.name for p in required]) for p in required}
-    choices = [[side] if (side := sides[p.name]) else list(_arguments_for(kind, module, p)) for p in required]
+    sides = {
+        p.name: conventions.side_of_map(p.name, [p.name for p in required])
+        for p in required
+        if "D" not in used_as(kind, p.name)  # a layer's width is no side of a map
+    }
+    choices = [[side] if (side := sides.get(p.name)) else list(_arguments_for(kind, module, p)) for p in required]
+    if guess:
+        choices = [choice or list(_GUESSES) for choice in choices]
     if not all(choices):
         return
     names = [p.name for p in parameters]
@@ -176,6 +202,12 @@ def _constructor_calls(
     sizes = (*_OPTIONAL_SIZES, "height", "width")
     sized = [*flags, *(f"{name}={size}" for name, size in by_default if size in sizes)]
     windowed = [*flags, *(f"{name}={size}" for name, size in by_default if size in (*sizes, "W"))]
+    # a length by default is mostly the largest that is possible, but may be the only one
+    lengths = [
+        f"{name}={size or 'L'}"
+        for name, size in by_default
+        if size in ("L", "Lq", "Lk") or (size is None and "L" in used_as(kind, name))
+    ]
     has_large_windows = any(
         type(p.default) is int and p.default > _LARGEST_WINDOW and conventions.size_of(p.name) == "W"
         for p in parameters
@@ -189,6 +221,7 @@ def _constructor_calls(
         # windows are of the default size where they can be, since it may determine other sizes
         first, second = (windowed, sized) if has_large_windows else (sized, windowed)
         orders = [[*optional, *widths] for optional in ((first, second) if widths else ())] + [first, second, []]
+        orders += [[*sized, *lengths]] if lengths else []
         yield from dict.fromkeys(", ".join([*named, *optional]) for optional in orders)
 
 
@@ -236,7 +269,9 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
             yield _PAIRS[value]
         if value == "D" and is_squared(kind, parameter.name):
             yield "height"
-        if value == _ANY_NUMBER and conventions.constant_of(parameter.name) is None:
+        if _MAY_BE_WIDTH.fullmatch(conventions.plain(parameter.name)) and "D" in used_as(kind, parameter.name):
+            yield "D"
+        if value == ANY_NUMBER and conventions.constant_of(parameter.name) is None:
             yield from (size for size in used_as(kind, parameter.name) if size not in known)
         yield value
     elif (layer := conventions.layer_of(parameter.name)) is not None:
@@ -245,6 +280,8 @@ def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter)
         yield "None"
     else:
         choices = [*_annotated_choices(kind, parameter), *compared_values(kind, parameter.name, module)]
+        if choices and all(choice.startswith(("'", '"')) for choice in choices):
+            choices.append("''")  # the code may do something else with other strings
         width = ["D"] if conventions.may_be_width(parameter.name) else []
         described = _described_sizes(kind, parameter.name)
         yield from dict.fromkeys(choices or [*described, *used_as(kind, parameter.name), *width])
@@ -273,7 +310,7 @@ def _value_of(parameter: inspect.Parameter) -> str | None:
     annotation = _annotation_name(parameter)
     if annotation == "int" and (conventions.is_query(parameter.name) or conventions.is_memory(parameter.name)):
         return "Dv" if conventions.is_value(parameter.name) else "Dk"
-    by_annotation = {"bool": "False", "float": "0.5", "int": _ANY_NUMBER}.get(annotation)
+    by_annotation = {"bool": "False", "float": "0.5", "int": ANY_NUMBER}.get(annotation)
     return by_annotation or ("False" if conventions.is_flag(parameter.name) else None)
 
 
@@ -324,6 +361,8 @@ def input_candidates(
     models = [text for name, text in given.items() if text and not conventions.is_mask(name)]
     likely = [re.sub(r"\bL[qk]\b", "L", text) for text in models]
     rows = [*(_OF_MAPS if sides else ()), *(["L D"] if any(map(conventions.has_borders, names)) else [])]
+    found = looked_up(call, root)
+    tensors = [name for name in possible_names if name in tensors or name in found]
     ids = {name for name in tensors if conventions.has_ids(name)}
     ids |= set(tensors[:1]) if _has_vocabulary(init) else set()
     whole_call = _with_ids(described_by_names(documented), ids)
@@ -338,7 +377,21 @@ def input_candidates(
             texts = {p.name: texts for p, texts in zip(rest, others, strict=True)}
             flat = [name for name in described if indexed_rank(call, name) == 2]
             memory = memory_among(described, of_two=is_cross_attention(root))
-            yield from _inputs(described, families, texts, documented, whole_call, memory, flat)
+            for inputs in _inputs(described, families, texts, documented, whole_call, memory, flat):
+                if found and _has_vocabulary(init):
+                    yield _looking_up(inputs, found, "int[V]")
+                yield _looking_up(inputs, found, _ANY_INDEX)
+
+
+def _looking_up(inputs: Inputs, names: Collection[str], kind: str) -> Inputs:
+    """Return the arguments with those of an embedding as indices.
+
+    >>> _looking_up(Inputs({"x": "B L D", "gaps": "B L D", "ids": "int[V] B L"}), {"gaps", "ids"}, "int[2]").tensors
+    {'x': 'B L D', 'gaps': 'int[2] B L', 'ids': 'int[V] B L'}
+    """
+    texts = {name: text.removesuffix(" D") if name in names else text for name, text in inputs.tensors.items()}
+    indices = {name: f"{kind} {text}" for name, text in texts.items() if name in names and "[" not in text}
+    return Inputs({**texts, **indices}, inputs.expressions)
 
 
 def _has_vocabulary(init: str) -> bool:
@@ -478,8 +531,8 @@ def _families(call: Callable[..., Any], tensors: Sequence[str], init: str, is_fu
     # without a width to construct it with, a module gets heads of queries and keys as a function does
     takes_heads = is_function or (conventions.is_query(first) and not re.search(r"\bD\b", init))
     default = _OF_HEADS if takes_heads else _OF_TOKENS
-    if _has_vocabulary(init):
-        return ("int[V] B L",)
+    if _has_vocabulary(init):  # of what goes in, or of what comes out
+        return ("int[V] B L", *default)
     unpacked = (unpacked_axes(call, name) for name in (first, *tensors))
     axes = next((names for names in unpacked if names is not None), None)
     if re.search(r"\bheight\b(?!=)", init):  # the side of a feature map, or both
@@ -507,8 +560,8 @@ def _families(call: Callable[..., Any], tensors: Sequence[str], init: str, is_fu
         families += [one.replace("height", "2*W").replace("width", "3*W") for one in maps]
     elif rows:
         families = [*families, "B height*height D"]  # a square map
-    if conventions.has_all_projections(first):
-        families = [re.sub(r"\bD\b", "3*D", family) for family in families]
+    if conventions.has_all_projections(first):  # three projections, or what all three are made from
+        families = [*(re.sub(r"\bD\b", "3*D", family) for family in families), *families]
     return families
 
 
@@ -546,6 +599,9 @@ def _described(
     yield with_ids
     if any(text != family for text in with_ids.values()):
         yield dict.fromkeys(tensors, family)  # `agent_tokens` may be vectors
+    if len(tensors) > 1 and family in ("B L D", "L B D"):  # one vector beside a sequence: a decoder's state, a style
+        for alone in (tensors[:1], tensors[1:]):
+            yield {name: "B D" if name in alone else text for name, text in with_ids.items()}
 
 
 def _values(
@@ -639,12 +695,7 @@ def _rotary(name: str, module: ModuleType, init: str, first: str | None) -> Iter
     """Yield rotations: made by the module's own class or function, else angles of zero."""
     config = re.match(r"\w+\(.*?\)(?=,|$)", init)
     part = {"freqs_cos": "[0]", "cos": "[0]", "freqs_sin": "[1]", "sin": "[1]"}.get(name, "")
-    kinds = [one for key, one in vars(module).items() if inspect.isclass(one) and _ROTARY_CLASS.fullmatch(key)]
-    # of several, first the one whose name begins as that of the configuration: for texts, or for images
-    for kind in sorted(kinds, key=lambda one: -_common_start(one.__name__, init)):
-        takes_config = any(conventions.is_config(parameter) for parameter in required_parameters(kind))
-        if takes_config and config is not None and first is not None:
-            yield f"{kind.__name__}({config[0]})({_of_rotary(kind, first)}){part}"
+    yield from (f"{made}{part}" for made in _made_by(_ROTARY_CLASS, module, config, init, first))
     stem = re.sub(r"_(cis|complex|cos|sin)$", "", name)
     makers = [key for key, one in vars(module).items() if inspect.isfunction(one) and _MAKES.search(key)]
     for key in makers:
@@ -668,6 +719,7 @@ def _rotary(name: str, module: ModuleType, init: str, first: str | None) -> Iter
     else:
         if _POSITIONAL.fullmatch(name):
             yield _SAME
+            yield from _made_by(_POSITIONAL_CLASS, module, config, init, first)
             # from the last position before a token to the first one after it
             yield ":B 2*L-1 D"
             yield ":1 2*L-1 D"
@@ -677,11 +729,24 @@ def _rotary(name: str, module: ModuleType, init: str, first: str | None) -> Iter
         yield "torch.polar(torch.ones(L, 1, Dk//2), torch.zeros(L, 1, Dk//2))"  # with an axis for the heads
 
 
+def _made_by(
+    pattern: re.Pattern[str], module: ModuleType, config: re.Match[str] | None, init: str, first: str | None
+) -> Iterator[str]:
+    """Yield what the module's own classes of such names make, if they take the configuration that the target gets."""
+    kinds = [one for key, one in vars(module).items() if inspect.isclass(one) and pattern.fullmatch(key)]
+    # of several, first the one whose name begins as that of the configuration: for texts, or for images
+    for kind in sorted(kinds, key=lambda one: -_common_start(one.__name__, init)):
+        takes_config = any(conventions.is_config(parameter) for parameter in required_parameters(kind))
+        if takes_config and config is not None and first is not None:
+            yield f"{kind.__name__}({config[0]})({_of_rotary(kind, first)})"
+
+
 def _of_rotary(kind: type, first: str) -> str:
-    """Return what a class of rotations is called with: the first tensor, by its type, and positions; or these alone."""
+    """Return what a class of rotations is called with: the first tensor, for its type, positions, or one of them."""
     needed = required_parameters(getattr(kind, "forward", None) or kind)
-    takes_positions_alone = len(needed) == 2 and conventions.has_positions(needed[-1])
-    return "torch.arange(L)[None]" if takes_positions_alone else f"{first}, torch.arange(L)[None]"
+    if len(needed) == 2:
+        return "torch.arange(L)[None]" if conventions.has_positions(needed[-1]) else first
+    return f"{first}, torch.arange(L)[None]"
 
 
 def _common_start(one: str, other: str) -> int:

@@ -20,7 +20,7 @@ from attnshape.errors import AttnshapeError, Option, Text, exception_message, ex
 from attnshape.options.spec import TargetSpec
 from attnshape.proposals import conventions
 from attnshape.proposals.calls import constructs
-from attnshape.proposals.candidates import constructor_candidates, map_sizes, unknown_parameters
+from attnshape.proposals.candidates import constructor_candidates, guessed_constructors, map_sizes, unknown_parameters
 from attnshape.proposals.cases import sizes_of_case
 from attnshape.proposals.examples import LEVELS, Examples
 from attnshape.proposals.search import Search, failing_line, has_module
@@ -33,6 +33,10 @@ from attnshape.targets.scripts import needs_cuda, stop_of
 from attnshape.targets.user import callable_name, is_case
 
 _MOST_CONSTRUCTING = 4
+_CERTAIN = re.compile(
+    r"(x_?)?(q|k|v|kv)|x|query|keys?|values?|queries|hidden_states|memory|context|[qkv]_states|tgt|src", re.I
+)
+"""The names of tensors of whose shape there is hardly any doubt."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,11 @@ class Completed:
     found: tuple[Option, ...] = ()
     cut_short: bool = False
     """Whether time ended an attempt, so that a quieter machine may find another description."""
+    notes: tuple[str, ...] = ()
+    """What is uncertain about it."""
 
 
-def complete(spec: TargetSpec, report: Callable[[str], None] | None = None) -> Completed:
+def complete(spec: TargetSpec, report: Callable[[str], None] | None = None, *, may_fail: bool = False) -> Completed:
     """Return the description of a target of the user's own with the constructor arguments and inputs that it lacks.
 
     What the user gave stays as it is. Nothing is tried where nothing is missing; building the target then says what is
@@ -54,6 +60,7 @@ def complete(spec: TargetSpec, report: Callable[[str], None] | None = None) -> C
     Args:
         spec: The description.
         report: What is told each description that is tried, as flags.
+        may_fail: Whether, if none works because the code itself fails, the one with which it gets furthest is returned.
 
     Raises:
         AttnshapeError: The target doesn't import, something that its constructor needs has no proposal, or none of the
@@ -67,17 +74,42 @@ def complete(spec: TargetSpec, report: Callable[[str], None] | None = None) -> C
     if taken is None:
         if search.failure is not None:
             is_settled = not search.cut_short and not search.is_out_of_time
+            if may_fail and _is_the_codes_own(search, incomplete) and _constructing_class(incomplete) is None:
+                return _completed(spec, search.failure.spec, search, f"{_tried(search)}, and this gets furthest")
             error = _nothing_works(incomplete, search)
             error.is_settled = is_settled
             raise error
-        if incomplete.needs_init and (unknown := unknown_parameters(incomplete.root, incomplete.module)):
-            error = _nothing_known(incomplete, unknown)
-            error.is_settled = True
-            raise error
         return Completed(spec)
+    return _completed(spec, taken, search)
+
+
+def _completed(spec: TargetSpec, taken: TargetSpec, search: Search, *notes: str) -> Completed:
     own = list(spec.given_options())
     found = tuple(option for option in taken.given_options() if option not in own)
-    return Completed(taken, found, search.cut_short)
+    return Completed(taken, found, search.cut_short, notes)
+
+
+def _is_the_codes_own(search: Search, incomplete: _Incomplete) -> bool:
+    """Return whether the nearest attempt fails in a call of torch, and no argument is likely to be described wrongly.
+
+    If other arguments than the likeliest ones get further, they may get there by coincidence.
+    """
+    failure, likeliest = search.failure, search.likeliest
+    if failure is None or search.missing is not None or likeliest is None or failure.progress == (0, 0):
+        return False
+    if (failure.spec.inputs, failure.spec.arguments) != (likeliest.inputs, likeliest.arguments):
+        return False
+    cause = failure.error.__cause__ or failure.error
+    is_of_tensors = isinstance(cause, RuntimeError | IndexError) and not needs_cuda(cause)
+    names = list(failure.spec.inputs)
+    is_known = len(names) == 1 or all(_CERTAIN.fullmatch(name) for name in names)
+    is_known &= set(failure.spec.arguments.values()) <= {"None"} and not incomplete.unknown_parameters()
+    return is_of_tensors and is_known
+
+
+def _tried(search: Search) -> str:
+    number = f"{search.attempts} combinations were tried" if search.attempts > 1 else "one was tried"
+    return f"what it takes couldn't be worked out for certain: {number}"
 
 
 @dataclass(frozen=True)
@@ -104,12 +136,21 @@ class _Incomplete:
             search.example_that_works(self.spec, examples.at(LEVELS[:3]), self.given)
             or search.first_that_works(self.spec, inits, self.module, self.call, self.given, self.root)
             or search.example_that_works(self.spec, examples.at(LEVELS[3:]), self.given)
+            or search.first_that_works(self.spec, self._guesses(), self.module, self.call, self.given, self.root)
             or search.doubtful
             or search.refined(self.call, self.given)
             or search.doubtful
         )
         state.restore()
         return taken
+
+    def unknown_parameters(self) -> dict[str, str]:
+        """Return what the constructor's parameters get, some by their own names; none if something is known of all."""
+        return unknown_parameters(self.root, self.module) if self.needs_init else {}
+
+    def _guesses(self) -> list[str]:
+        """Return what the constructor may get where nothing is known of some of its parameters."""
+        return list(guessed_constructors(self.root, self.module)) if self.unknown_parameters() else []
 
 
 def _incomplete(spec: TargetSpec) -> _Incomplete | None:
@@ -203,6 +244,8 @@ def _nothing_works(incomplete: _Incomplete, search: Search) -> AttnshapeError:
         if modules := starred_and_missing(incomplete.module):
             return AttnshapeError(f"{why}; {', '.join(modules)} may define it", how_to_install(modules))
         return AttnshapeError(why, "define that name, or import it")
+    if unknown_arguments := incomplete.unknown_parameters():
+        return _nothing_known(incomplete, unknown_arguments, search)
     own = list(spec.given_options())
     unknown = _unknown_input(incomplete, search)
     tried_options = [option for option in failure.spec.given_options() if option not in own]
@@ -244,16 +287,20 @@ def _described(error: BaseException) -> str:
     return format_exception(error)
 
 
-def _nothing_known(incomplete: _Incomplete, unknown: Mapping[str, str]) -> AttnshapeError:
-    """Return the error about parameters of a constructor of which nothing is known.
+def _nothing_known(incomplete: _Incomplete, unknown: Mapping[str, str], search: Search) -> AttnshapeError:
+    """Return the error about parameters of a constructor of which nothing is known, and with which any value fails.
 
     `unknown` are all required parameters, with the arguments that are known, or their own names.
     """
+    assert search.failure is not None
     names = [name for name, text in unknown.items() if text == name]
     _, _, path = incomplete.spec.target.rpartition(":")
+    cause = search.failure.error.__cause__ or search.failure.error
+    place = origin(cause, incomplete.spec.target.partition(":")[0].strip())
+    why = f"with {search.failure.spec.init} it fails: {_described(cause).rstrip('.')}{place}"
     return AttnshapeError(
         f"{path or incomplete.spec.target} is a class whose constructor needs {', '.join(names)}: its code doesn't say "
-        "what to try",
+        f"what to try; {why}",
         _constructing_class(incomplete)
         or (f"replace {' and '.join(names)} by Python expressions: ", Option("init", ", ".join(unknown.values()))),
     )

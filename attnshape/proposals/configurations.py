@@ -32,6 +32,8 @@ from attnshape.proposals.source import (
 
 _CONFIG_CLASS = re.compile(r"\w*(Config|Configuration|Args|Arguments|Params|HParams|Hyperparameters|Options|Cfg)")
 _WIDTHS = ("H", "Hkv", "Dk", "Dv", "D")
+ANY_NUMBER = "2"
+"""What a number is of which nothing is known."""
 _MOST_FILES = 50
 """How many files beside that of an attention are read for the class of its configuration."""
 
@@ -62,9 +64,15 @@ def configurations(kind: type, module: ModuleType, parameter: inspect.Parameter)
         defaults = {name: value for name, value in _defaults_beside(module, fields).items() if name not in inner}
         if defaults:
             yield namespace(fields, {**by_use, **inner, **defaults})
+        layers = {name: layer for name in fields if (layer := uses.layer(name)) is not None}
+        if layers:
+            yield namespace(fields, {**by_use, **inner, **layers})
         yield namespace(fields, inner)
         if by_use:
             yield namespace(fields, {**by_use, **inner})
+        untold = [name for name in unknown if name not in by_use and not conventions.may_be_none(name)]
+        if numbers := {name: ANY_NUMBER for name in untold if name not in inner}:
+            yield namespace(fields, {**by_use, **numbers, **inner})
 
 
 def is_configuration(kind: type, module: ModuleType, parameter: str) -> bool:

@@ -41,7 +41,7 @@ _CONVENTIONS = (
     _convention(
         "Dk",
         rf"{_ATTENTION}(head_?(dim|size|width|channels|features)|(dim|size|width|channels|d)_?(per_|of_)?(each_)?heads?)"
-        r"|rotary_dim|rot_dim|d_?k|dim_k|d_q|d_qk|qk_dim|dim_key|d_key|d_keys|d_kv|head_channel|kv_channels|num_head_channels|d_attn|c_hidden",
+        r"|rotary_dim|rot_dim|rope_dim|d_?k|dim_k|d_q|d_qk|qk_dim|dim_key|d_key|d_keys|d_kv|head_channel|kv_channels|num_head_channels|d_attn|c_hidden",
     ),
     _convention("H", rf"{_ATTENTION}({_NUMBER})?({_ATTENTION})heads?(_?(count|num|number|cnt|n))?|nh|h"),
     _convention(
@@ -53,7 +53,7 @@ _CONVENTIONS = (
     _convention("N", rf"{_NUMBER}(hidden_)?(encoder_|decoder_)?(layers?|blocks?)|layers|depth"),
     _convention(
         "W",
-        r"(local_|sliding_|attention_|attn_)?(window|chunk|bucket|segment)(_size|_length|_len)?"
+        r"(local_|sliding_|attention_|attn_|att_)?((window|chunk|bucket|segment)(_size|_length|_len)?|group_size)"
         r"|(?!max_|maximum_)\w+_block_(size|length|len)",
     ),
     _convention("B", r"(max_)?(batch|bs|bsz)(_size)?"),
@@ -62,7 +62,8 @@ _CONVENTIONS = (
     _convention(
         "L",
         r"(max_|maximum_)?(seq|sequence|context|ctx|token|tokens|position|positions|input|src|source|tgt|block)_?"
-        rf"(len|length|size|embeddings)|(max|maximum)_?(len|length|position|positions|position_embeddings|context)"
+        rf"(len|length|size|embeddings)"
+        r"|(max|maximum)_?((source|target|src|tgt)_)?(len|length|position|positions|position_embeddings|pos_enc\w*|context)"
         rf"|{_NUMBER}(ctx|positions|patches|tokens|nodes?|vertices|variates|stations|sensors)|max_?t|seqlen|seq|length|max_seqlen|original_max_position_embeddings",
     ),
     _convention(
@@ -391,13 +392,14 @@ def axes_of_windows(names: tuple[str, ...]) -> tuple[str, ...] | None:
 def symbol_of_axis(name: str) -> str | None:
     """Return the size symbol of an axis of this name, None if it says nothing.
 
-    >>> [symbol_of_axis(name) for name in ("batch", "n_head", "klen", "d_head", "foo")]
-    ['B', 'H', 'L', 'Dk', None]
+    >>> [symbol_of_axis(name) for name in ("batch", "n_head", "klen", "d_head", "dec_hidden_dim", "foo")]
+    ['B', 'H', 'L', 'Dk', 'D', None]
     """
     word = plain(name)
     if size_of(name) == "Dk":
         return "Dk"
-    return next((symbol for symbol in ("B", "H", "L", "D") if AXES[symbol].fullmatch(word)), None)
+    known = next((symbol for symbol in ("B", "H", "L", "D") if AXES[symbol].fullmatch(word)), None)
+    return known or ("D" if may_be_width(name) else None)
 
 
 def with_batch_named(names: Sequence[str]) -> list[str]:

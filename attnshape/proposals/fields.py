@@ -49,6 +49,20 @@ class FieldUses:
             return size or width or ("2" if kind == "int" else None)
         return {"float": "0.0", "bool": "False", "str": "''"}.get(kind)
 
+    def layer(self, field: str) -> str | None:
+        """Return the layer that a field stands for if the code calls it: `self.query = config.query`, `self.query(x)`.
+
+        A field whose name is that of a dropout, or of an activation, is one that changes nothing.
+        """
+        kept = [
+            node.targets for node in self._nodes() if isinstance(node, ast.Assign) and _is_attribute(node.value, field)
+        ]
+        names = {last_name(target) for targets in kept for target in targets} - {""}
+        if not any(isinstance(node, ast.Call) and last_name(node.func) in names for node in self._nodes()):
+            return None
+        is_map = conventions.constant_of(field) is None and conventions.layer_of(field) is None
+        return "torch.nn.Linear(D, D)" if is_map else "torch.nn.Identity()"
+
     def _nodes(self) -> Iterator[ast.AST]:
         for tree in self.trees:
             yield from _all_nodes(tree)
@@ -101,6 +115,10 @@ def _all_nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
 def _flat(args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     for one in args:
         yield from one.elts if isinstance(one, ast.Tuple | ast.List) else [one]
+
+
+def _is_attribute(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == name
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import re
 import time
 import traceback
@@ -31,10 +32,10 @@ from attnshape.proposals.candidates import (
     optional_inputs,
     optional_masks,
 )
-from attnshape.proposals.configurations import namespace
+from attnshape.proposals.configurations import ANY_NUMBER, namespace
 from attnshape.proposals.examples import Example
-from attnshape.proposals.trial_sizes import trial_sizes
-from attnshape.proposals.widths import with_width_of_layer
+from attnshape.proposals.trial_sizes import literals_of, trial_sizes
+from attnshape.proposals.widths import with_length_of_code, with_width_of_layer
 from attnshape.runtime.isolation import isolated, seed_all, unattended
 from attnshape.runtime.signals import reraise_interruption
 from attnshape.runtime.time_limit import TooLong, call_within
@@ -48,14 +49,19 @@ from attnshape.tracing.runner import Runnable, run_to_completion
 _Result = TypeVar("_Result")
 
 _MOST_ATTEMPTS = 200
+_MOST_ATTEMPTS_WITH_ONE = 70
 _MOST_REFINEMENTS = 600
 _MOST_STARTS = 4
 _MOST_WITHOUT_PACKAGE = 20
 _MOST_SECONDS = 20.0
-_ONE_ATTEMPT = 5.0
+"""How long all attempts together may compute, however busy the machine is; three times as long if they only wait."""
+_LONGEST_WAIT = 3
+_ONE_ATTEMPT = 10.0
 _AT_SIZES_ASKED_FOR = 2.0
 _MOST_ELEMENTS = 10**8
 _ALLOCATING = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
+_ADDED_FIELD = re.compile(r"SimpleNamespace\((\w+)=None")
+_SOFTMAXES = frozenset((torch.softmax, Tensor.softmax, torch.nn.functional.softmax))
 _MISSING_FIELD = re.compile(r"'(?:types\.)?SimpleNamespace' object has no attribute '(\w+)'")
 
 
@@ -78,17 +84,21 @@ class FailedAttempt:
 
 
 class _CallCounter(TorchFunctionMode):
-    """Counts the calls of torch that return."""
+    """Counts the calls of torch that return, and notices weights over one key only."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
+        self.has_one_key = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.calls += 1
+        if func in _SOFTMAXES and isinstance(result, Tensor):
+            axis = next((one for one in ((kwargs or {}).get("dim"), *args[1:2]) if type(one) is int), None)
+            self.has_one_key |= axis is not None and result.shape[axis] == 1
         return result
 
 
@@ -134,11 +144,14 @@ class Search:
         self._report = report
         self._maps = maps
         self._sizes = trial_sizes(module)
+        self._literals = literals_of(module) - set(self._sizes[0].values())
         self._most_attempts = _MOST_ATTEMPTS
         self.doubtful: TargetSpec | None = None
         """The first description that runs although something is odd about it, which may be a mistake in the code."""
         self.failure: FailedAttempt | None = None
         """The attempt that got furthest."""
+        self.likeliest: TargetSpec | None = None
+        """The first description with which the target was built."""
         self._nearest_of: dict[str, FailedAttempt] = {}
         """The attempts that got furthest of those that describe the first tensor alike."""
         self.missing: FailedAttempt | None = None
@@ -146,7 +159,7 @@ class Search:
         self._without_package = 0
         self.cut_short = False
         """Whether time ended an attempt, so that a quieter machine may find another proposal."""
-        self._deadline = time.monotonic() + _MOST_SECONDS
+        self._begun = _now()
 
     @property
     def is_over(self) -> bool:
@@ -157,7 +170,8 @@ class Search:
     @property
     def is_out_of_time(self) -> bool:
         """Whether the limit on time is reached."""
-        return time.monotonic() > self._deadline
+        computed, waited = (now - then for now, then in zip(_now(), self._begun, strict=True))
+        return computed > _MOST_SECONDS or waited > _LONGEST_WAIT * _MOST_SECONDS
 
     def works(self, spec: TargetSpec) -> bool:
         """Return whether a target runs as described."""
@@ -176,7 +190,9 @@ class Search:
         waiting = list(inits)
         while waiting:
             init = waiting.pop(0)
-            for inputs in _all_inputs(call, module, given, init or "", root):
+            # with other arguments of the constructor the likeliest inputs may work
+            most = _MOST_ATTEMPTS_WITH_ONE if waiting else None
+            for inputs in itertools.islice(_all_inputs(call, module, given, init or "", root), most):
                 if self.is_over:
                     self.cut_short = self.cut_short or self.attempts < self._most_attempts
                     return None
@@ -184,9 +200,13 @@ class Search:
                 error, is_built = self._error_of(tried)
                 if error is None:
                     return self._in_likelier_order(tried, inputs, call)
-                tensors = with_width_of_layer(tried.inputs, error.__cause__ or error, self._sizes[0]["D"])
-                if tensors is not None and self.works(fixed := replace(tried, inputs=tensors)):
-                    return self._in_likelier_order(fixed, Inputs(tensors, inputs.expressions), call)
+                cause = error.__cause__ or error
+                for tensors in (
+                    *with_width_of_layer(tried.inputs, cause, self._sizes[0]),
+                    *with_length_of_code(tried.inputs, cause, self._literals),
+                ):
+                    if self.works(fixed := replace(tried, inputs=tensors)):
+                        return self._in_likelier_order(fixed, Inputs(tensors, inputs.expressions), call)
                 if init is not None and (fuller := _with_missing_field(init, error)) is not None:
                     waiting.insert(0, fuller)
                     if self.failure is not None and self.failure.error is error:
@@ -328,6 +348,7 @@ class Search:
                     plain = _results(runnable)
                 if not plain:
                     raise AttnshapeError("it returns no tensor")
+                is_doubtful |= counter.has_one_key
                 is_doubtful |= any(bool(one.isnan().any()) for one in plain if one.is_floating_point())
                 for name in spec.inputs:
                     changed = target.build(numbers, RunOptions())
@@ -344,6 +365,7 @@ class Search:
             if isinstance(error, TooLong):
                 self.cut_short = True
             failure = FailedAttempt(spec, error, is_built, (counter.calls, place))
+            self.likeliest = self.likeliest or (spec if is_built else None)
             first = next(iter(spec.inputs.values()), "")
             if is_built and failure.is_nearer_than(self._nearest_of.get(first)):
                 self._nearest_of[first] = failure
@@ -388,6 +410,11 @@ def failing_line(error: BaseException, call: Callable[..., Any]) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     file = inspect.getsourcefile(inspect.unwrap(call))
     return next((frame.line or "" for frame in reversed(frames) if frame.filename == file), "")
+
+
+def _now() -> tuple[float, float]:
+    """Return how long this thread has computed, and the time."""
+    return time.thread_time(), time.monotonic()
 
 
 def _limited(action: Callable[[], _Result], seconds: float | None = None) -> _Result:
@@ -457,7 +484,13 @@ def _with(spec: TargetSpec, init: str | None, inputs: Inputs, maps: Mapping[str,
 
 
 def _with_missing_field(init: str, error: BaseException) -> str | None:
-    """Return the arguments with the field of a namespace that the code turned out to read."""
+    """Return the arguments with the field of a namespace that the code turned out to read.
+
+    A field that was added without a value is a number if the code turns out to compute with it.
+    """
+    added = _ADDED_FIELD.search(init)
+    if added is not None and isinstance(error.__cause__ or error, TypeError) and "NoneType" in str(error):
+        return init.replace(added[0], f"SimpleNamespace({added[1]}={ANY_NUMBER}", 1)
     missing = _MISSING_FIELD.search(f"{error} {error.__cause__}")
     if missing is None or "SimpleNamespace(" not in init or f"{missing[1]}=" in init:
         return None

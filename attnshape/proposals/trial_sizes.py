@@ -33,11 +33,16 @@ def trial_sizes(module: ModuleType | None = None) -> tuple[dict[str, int], dict[
     No batch and no length is 1 or 2, as a rotation's two parts are, nor a literal of the module's code, if there is
     another. In a set each differs from the other sizes, and from its own in the other set.
     """
-    tree = syntax_tree(module) if module is not None else None
-    nodes = ast.walk(tree) if tree is not None else ()
-    literals = {node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is int}
+    literals = literals_of(module)
     first = _chosen(0, literals, {})
     return first, _chosen(1, literals, first)
+
+
+def literals_of(module: ModuleType | None) -> set[int]:
+    """Return the whole numbers in a module's code."""
+    tree = syntax_tree(module) if module is not None else None
+    nodes = ast.walk(tree) if tree is not None else ()
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is int}
 
 
 def _chosen(place: int, literals: Collection[int], other: dict[str, int]) -> dict[str, int]:

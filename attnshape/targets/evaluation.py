@@ -68,14 +68,32 @@ def names_in_call(arguments: str) -> tuple[str, ...]:
 
 _COUNTS_LAYERS = re.compile(r"((n|num|number_of)_?)?(\w+_)?(layers?|blocks?)|depth", re.IGNORECASE)
 """The name of a parameter, or a symbol, that is a number of layers: `n_layer`, `num_hidden_layers`, `depth`."""
+_COUNTS_WORDS = re.compile(
+    r"((n|num|number_of)_?)?(\w+_)?(vocab(ulary)?(_?size)?|n_?tokens|items?|users?)", re.IGNORECASE
+)
+"""The name of a parameter, or a symbol, that is the size of a vocabulary: `vocab_size`, `num_items`."""
 
 
 def layer_counts(arguments: str, function: Any) -> tuple[str, ...]:
     """Return the names in the arguments of a call of a function that stand for a number of layers.
 
-    Their own names say so, or those of the parameters that they are passed to, here or in a call inside.
-    Raises AttnshapeError if the arguments aren't Python.
+    Their own names say so, or those of the parameters that they are passed to, here or in a call inside, or the keys of
+    a dictionary. Raises AttnshapeError if the arguments aren't Python.
     """
+    return _names_for(_COUNTS_LAYERS, arguments, function)
+
+
+def vocabulary_sizes(arguments: str, function: Any) -> tuple[str, ...]:
+    """Return the names in the arguments of a call of a function that stand for the size of a vocabulary.
+
+    Their own names say so, or they are called V and passed to a parameter of such a name. Raises AttnshapeError if the
+    arguments aren't Python.
+    """
+    names = _names_for(_COUNTS_WORDS, arguments, function)
+    return tuple(name for name in names if name == "V" or _COUNTS_WORDS.fullmatch(name))
+
+
+def _names_for(pattern: re.Pattern[str], arguments: str, function: Any) -> tuple[str, ...]:
     call = _parse_arguments(arguments).body
     parameters: list[str] = []
     with contextlib.suppress(TypeError, ValueError):
@@ -83,8 +101,13 @@ def layer_counts(arguments: str, function: Any) -> tuple[str, ...]:
     positional = zip(parameters, call.args, strict=False) if isinstance(call, ast.Call) else ()
     passed = [*positional, *((part.arg, part.value) for part in ast.walk(call) if isinstance(part, ast.keyword))]
     passed += [(part.id, part) for part in ast.walk(call) if isinstance(part, ast.Name)]
+    for mapping in (part for part in ast.walk(call) if isinstance(part, ast.Dict)):
+        keyed = zip(mapping.keys, mapping.values, strict=True)
+        passed += [
+            (key.value, value) for key, value in keyed if isinstance(key, ast.Constant) and type(key.value) is str
+        ]
     pairs = [(name, value.id) for name, value in passed if isinstance(value, ast.Name) and name is not None]
-    return tuple(dict.fromkeys(name for parameter, name in pairs if _COUNTS_LAYERS.fullmatch(parameter)))
+    return tuple(dict.fromkeys(name for parameter, name in pairs if pattern.fullmatch(parameter)))
 
 
 def _names(tree: ast.Expression) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import copy
 import dis
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -31,6 +31,7 @@ from attnshape.targets.evaluation import (
     names_used,
     reach,
     required_parameters,
+    vocabulary_sizes,
 )
 from attnshape.targets.imports import import_target, notes_on, origin
 from attnshape.targets.inputs import annotated_inputs, device_context, make_tensor, move
@@ -108,10 +109,16 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
 def _defaults(spec: TargetSpec, module: ModuleType, root_object: Any) -> dict[str, int]:
     """Return the sizes of the user's own symbols that need not be given: of a vocabulary, and numbers of layers."""
     bounds = [name for name in spec.vocabulary_symbols if name not in spec.sizes]
-    counts = layer_counts(spec.init, root_object) if spec.init is not None else ()
     defined = {*SYMBOLS_BY_NAME, *spec.sizes, *bounds, *dir(builtins)}
-    layers = [name for name in counts if name not in defined and not hasattr(module, name)]
-    return dict.fromkeys(bounds, VOCABULARY_SIZE) | dict.fromkeys(layers, NUMBER_OF_LAYERS)
+
+    def undefined(names: Iterable[str]) -> list[str]:
+        return [name for name in names if name not in defined and not hasattr(module, name)]
+
+    if spec.init is None:
+        return dict.fromkeys(bounds, VOCABULARY_SIZE)
+    words = undefined(vocabulary_sizes(spec.init, root_object))
+    layers = undefined(layer_counts(spec.init, root_object))
+    return dict.fromkeys([*bounds, *words], VOCABULARY_SIZE) | dict.fromkeys(layers, NUMBER_OF_LAYERS)
 
 
 def _try_deepcopy(value: Any) -> Any:
