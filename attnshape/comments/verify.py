@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnshape.comments.annotations import allows_dtype, find_annotations, kind_of_dtype
@@ -57,10 +57,16 @@ class CommentVerification:
         return (f"{self.holding} {words}",) if self.holding else ()
 
 
-def verify_shape_comments(runs: Sequence[ObservedRun], functions: Iterable[FunctionId]) -> CommentVerification:
-    """Return which shapes that the functions' source documents hold in all runs of one target at several sizes."""
+def verify_shape_comments(
+    runs: Sequence[ObservedRun], functions: Iterable[FunctionId], proposed: Collection[str] = ()
+) -> CommentVerification:
+    """Return which shapes that the functions' source documents hold in all runs of one target at several sizes.
+
+    `proposed` names the arguments whose shapes attnshape chose itself, so that nobody's code gives them these shapes.
+    """
     holding = 0
     findings: list[Finding] = []
+    left_open: dict[str, NotChecked] = {}
     for function in functions:
         source = find_function(function)
         if source is None:
@@ -76,12 +82,15 @@ def verify_shape_comments(runs: Sequence[ObservedRun], functions: Iterable[Funct
                 holding += 1
             elif any(holds(constraint, assignment.chosen) for constraint in shape.elsewhere):
                 continue
+            elif (name := shape.subject.strip("`")) in proposed:
+                why = "attnshape chose its shape itself, and not this one; --input says which it has"
+                left_open[name] = NotChecked(what=f"the documented shape of {name}, {shape.text}", why=why)
             elif _is_certain(shape, assignment, observed.calls):
                 findings.append(_finding(shape, assignment, observed))
         findings += _wrong_dtypes(documented, observed)
     findings.sort(key=lambda finding: (finding.source.file, finding.source.line) if finding.source else ("", 0))
     unique = {(finding.source, finding.message): finding for finding in findings}
-    return CommentVerification(holding, tuple(unique.values()), len(runs))
+    return CommentVerification(holding, tuple(unique.values()), len(runs), tuple(left_open.values()))
 
 
 def may_document_shapes(functions: Iterable[FunctionId]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -28,6 +29,7 @@ from attnshape.runtime.signals import foreign_code, reraise_interruption
 from attnshape.runtime.time_limit import TimeLimit
 from attnshape.targets.target import Target, require_device
 
+_PROPOSED = re.compile(r"--(?:input|with) ['\"]?(\w+)[:=]")
 _MOST_RUNS = 4
 _PART_OF_BUDGET = 4
 """The part of the work of all extra runs that these may take: one divided by this."""
@@ -116,7 +118,9 @@ def verify_target(
         runs, functions = observe_documented(target, sizes, run, limit)
         if not runs:
             return comments_not_checked("the target failed while its variables were watched")
-        return verify_shape_comments(runs, functions) if functions else CommentVerification(runs=len(runs))
+        if not functions:
+            return CommentVerification(runs=len(runs))
+        return verify_shape_comments(runs, functions, _PROPOSED.findall(target.found))
     except BaseException as error:  # noqa: BLE001 - a comment somewhere must not end the check
         reraise_interruption(error)
         return comments_not_checked(f"the comparison failed: {format_exception(error)}")

@@ -243,3 +243,38 @@ def test_keyboard_interrupt_propagates(monkeypatch: pytest.MonkeyPatch, folder: 
     monkeypatch.setattr(attnshape.pipelines.comments, "verify_shape_comments", interrupted)
     with pytest.raises(KeyboardInterrupt):
         check_comments(TargetSpec("model.py:case"), RunOptions(), 300.0, contextlib.nullcontext)
+
+
+POOL = '''
+import torch
+from torch import nn
+
+
+class Pool(nn.Module):
+    """Pool keys by their scores.
+
+    Args:
+        mask: (B, L, 1), true for keys that are kept.
+    """
+
+    def __init__(self, dim):
+        super().__init__()
+        self.score = nn.Linear(dim, 1)
+
+    def forward(self, keys, mask):
+        # keys: (B, L, D)
+        scores = self.score(keys).squeeze(-1).masked_fill(~mask, -1e9)  # (B, L)
+        return (scores.softmax(-1)[:, None] @ keys).squeeze(1)
+'''
+
+
+def test_shape_of_an_argument_that_attnshape_chose_is_not_a_finding(attnshape: Attnshape, folder: Path) -> None:
+    Path("pool.py").write_text(POOL)
+    chosen = json.loads(attnshape("check pool.py --select AS0 --format json --no-cache").out)
+    report = chosen.get("results", [chosen])[0].get("report", chosen)
+    assert '--input "mask: bool B L"' in report["found"]
+    assert report["findings"] == []
+    assert "the documented shape of mask, (B, L, 1)" in [one["what"] for one in report["not_checked"]]
+    given = 'check pool.py:Pool --select AS0 --format json --init D --input "keys: B L D" --input "mask: bool B L"'
+    (finding,) = json.loads(attnshape(given).out)["findings"]
+    assert finding["message"] == "`mask` is documented as (B, L, 1), but has shape (B, L)"

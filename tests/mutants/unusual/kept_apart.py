@@ -17,6 +17,7 @@ UNUSUAL = [
     ("three_heads_at_a_time", *HEADS),
     ("segments_with_a_growing_memory", *SEGMENTS),
     ("blocks_of_a_square_map", *BLOCKS),
+    ("channels_of_one_argument", *HEADS),
 ]
 
 
@@ -215,3 +216,28 @@ def reference_blocks_of_a_square_map(module, x):
             context = multihead(*module.qkv(rows).chunk(3, dim=-1), module.heads)
             out[:, :, top : top + 2, left : left + 2] = context.mT.unflatten(2, (2, 2))
     return out
+
+
+class Channels(nn.Module):
+    """Queries, keys and values are channels of one argument, in front of the tokens."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, qkv):
+        batch, width, length = qkv.shape
+        depth = width // (3 * self.heads)
+        q, k, v = (t.reshape(batch * self.heads, depth, length) for t in qkv.chunk(3, dim=1))
+        scale = depth**-0.25
+        weights = torch.einsum("bct,bcs->bts", q * scale, k * scale).softmax(dim=-1)
+        return torch.einsum("bts,bcs->bct", weights, v).reshape(batch, -1, length)
+
+
+def case_channels_of_one_argument(B, H, L, Dk):
+    return Channels(H), (torch.randn(B, 3 * H * Dk, L),), {}, []
+
+
+def reference_channels_of_one_argument(module, qkv):
+    q, k, v = qkv.mT.chunk(3, dim=-1)
+    return multihead(q, k, v, module.heads).mT

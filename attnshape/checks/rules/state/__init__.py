@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from attnshape.tracing.source_locations import SourceLocator
 CODES: tuple[str, ...] = ("AS901", "AS902", "AS903", "AS904", "AS906", "AS909")
 TOPIC = "state"
 _READ_AGAIN = "the next layer reads it changed"
+_RESET = re.compile(r"(reset|clear|forget)(_(?!param|weight)\w+)?|init(ialize)?_(state|cache|hidden|memory)s?")
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
@@ -190,7 +193,7 @@ def _twice(subject: Subject, counters: Sequence[str]) -> Outcome:
             place = SourceLocator().find(call.calls[0])[0] if call is not None and call.calls else None
             message = "the result depends on the previous call: the same arguments give a different result"
             hint = "pass the state as an argument, or reset it at the start of each call"
-            return Violation("AS902", message, None, hint, evidence, place=place)
+            return _kept_until_reset(subject, Violation("AS902", message, None, hint, evidence, place=place))
         evidence = "called the target twice, with a call of another length in between"
     return _after_other_values(subject, counters)
 
@@ -219,7 +222,27 @@ def _after_other_values(subject: Subject, counters: Sequence[str]) -> Outcome:
     evidence = (
         f"called the target with other values of {', '.join(values)} after a call, and a new target with the same"
     )
-    return Violation("AS902", message, at, hint, evidence)
+    return _kept_until_reset(subject, Violation("AS902", message, at, hint, evidence))
+
+
+def _kept_until_reset(subject: Subject, violation: Violation) -> Violation:
+    """Return a violation as a notice if a module has a method to begin a new sequence, and keeps state on purpose.
+
+    Step by step, decoders keep the projected keys of their memory, or where they attended before, until they are reset.
+    """
+    methods = subject.experiment.observe(lambda runnable, _: list(_resets(runnable.function)))
+    if not methods:
+        return violation
+    hint = f"if state is meant to be kept until {methods[0]} is called, nothing is wrong; else {violation.hint}"
+    return replace(violation, hint=hint, level="notice")
+
+
+def _resets(target: object) -> Iterator[str]:
+    """Yield the methods of a module, and of those in it, that reset state other than parameters."""
+    for module in target.modules() if isinstance(target, nn.Module) else ():
+        for name in dir(type(module)):
+            if _RESET.fullmatch(name) and callable(getattr(type(module), name)):
+                yield f"{type(module).__name__}.{name}()"
 
 
 def _other_values(subject: Subject) -> dict[str, Replace]:

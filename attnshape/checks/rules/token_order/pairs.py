@@ -169,7 +169,12 @@ def _differing_slots(keys: Tensor | None, values: Tensor | None) -> tuple[int, i
 
 
 def _have_one_input(subject: Subject, *operands: AttentionOperand) -> bool:
-    """Return whether operands come from one and the same input."""
+    """Return whether operands are projected from one and the same input.
+
+    Else keys and values may be different features of it, so that no number makes both.
+    """
+    if any(projection(subject, operand.sources) is None for operand in operands):
+        return False
     inputs = [subject.graph.origins(operand.sources) & set(subject.inputs) for operand in operands]
     return len(set().union(*inputs)) == 1 and all(inputs)
 
