@@ -257,7 +257,7 @@ class RelativeKeys(nn.Module):
     def forward(self, x, past_key, past_value):
         q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         k, v = torch.cat((past_key, k), 2), torch.cat((past_value, v), 2)
-        embedded = self.of_distance(self.distances(x.shape[1], k.shape[2]) + self.most - 1)
+        embedded = self.of_distance(self.distances(x.shape[1], k.shape[2]) + self.most - 1).to(q.dtype)
         scores = q @ k.mT + torch.einsum("bhid,ijd->bhij", q, embedded)
         weights = (scores / math.sqrt(q.shape[-1])).softmax(dim=-1)  # wrong: AS807 distances_without_cached
         return (weights @ v).transpose(1, 2).flatten(2)

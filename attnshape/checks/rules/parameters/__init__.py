@@ -33,10 +33,10 @@ from attnshape.tracing.operations import (
     DIAGONALS,
     ELEMENT_WRITES,
     GATHERS,
-    LAYOUT,
     MULTIPLICATIONS,
     PRODUCTS,
     PRODUCTS_WITH_ADDEND,
+    SAME_VALUES,
     SCALINGS,
     SELECTIONS,
     SPLITS,
@@ -377,7 +377,7 @@ def _cancelled(subject: Subject, alive: Sequence[str], gradient: Gradients) -> I
     groups: dict[OutputRef, list[str]] = {}
     # NaN stays NaN, whatever is changed
     for name in _without_slope(subject, alive, gradient) if gradient.results_are_finite else ():
-        reads = _readers_through(LAYOUT | GATHERS, subject, name)
+        reads = _readers_through(SAME_VALUES | GATHERS, subject, name)
         if not any(event.name in _MULTIPLYING and not _is_only_added(event, source) for event, source in reads):
             continue
         moved = _changed(subject, [name])
