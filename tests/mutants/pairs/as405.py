@@ -19,6 +19,7 @@ PAIRS = [
     ("AS405", "minus_one", *CROSS),
     ("AS405", "additive_minus_five", *SELF),
     ("AS405", "tril_of_scores", *SELF),
+    ("AS405", "multiplied_by_minus_a_million", *SELF),
 ]
 
 
@@ -223,3 +224,35 @@ def right_tril_of_scores(B, H, L, Dk):
 
 def reference_tril_of_scores(function, q, k, v):
     return attend(q, k, v, visible(q.shape[2], k.shape[2]))
+
+
+def within_blocks(q, k, v, apply):
+    """Two graphs in one batch, as blocks on the diagonal: the first three nodes are those of one."""
+    other = torch.arange(q.shape[2]) < 3
+    scores = apply(torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1]), other[:, None] != other)
+    return torch.softmax(scores, dim=-1) @ v
+
+
+def multiplied_by_minus_a_million(q, k, v):
+    def apply(scores, hidden):
+        penalty = torch.ones(hidden.shape, dtype=scores.dtype).masked_fill(hidden, -1e6)
+        return scores * penalty  # wrong: AS405 multiplied_by_minus_a_million
+
+    return within_blocks(q, k, v, apply)
+
+
+def minus_a_million_added(q, k, v):
+    return within_blocks(q, k, v, lambda scores, hidden: scores + torch.zeros(hidden.shape).masked_fill(hidden, -1e6))
+
+
+def wrong_multiplied_by_minus_a_million(B, H, L, Dk):
+    return multiplied_by_minus_a_million, tuple(torch.randn(3, B, H, L, Dk)), {}
+
+
+def right_multiplied_by_minus_a_million(B, H, L, Dk):
+    return minus_a_million_added, tuple(torch.randn(3, B, H, L, Dk)), {}
+
+
+def reference_multiplied_by_minus_a_million(function, q, k, v):
+    parts = [attend(*(t[:, :, part] for t in (q, k, v))) for part in (slice(0, 3), slice(3, None))]
+    return torch.cat(parts, dim=2)
