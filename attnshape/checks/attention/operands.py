@@ -134,6 +134,9 @@ def has_lone_query(subject: Subject, core: Core | FusedCore) -> bool:
     """
     if isinstance(core, FusedCore):
         return False
+    every = subject.numbers.get("H", 0)
+    if core.shared_sizes & {every, every * subject.batch_size} - {0, 1}:
+        return False  # each head has keys of its own, so that the rows are queries, though there may be as many
     heads = subject.head_sizes | {subject.numbers.get("G", 0)}
     free = core.value.free(core.weights_place)
     rows = {

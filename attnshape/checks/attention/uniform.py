@@ -569,5 +569,4 @@ def _after(first: Replace | None, second: Replace) -> Replace:
 
 
 def _differs(value: Tensor, axis: int) -> bool:
-    first = value.narrow(axis, 0, 1)
-    return bool(((value - first).abs() > _MOST).any())
+    return bool(((value - value.narrow(axis, 0, min(1, value.shape[axis]))).abs() > _MOST).any())
