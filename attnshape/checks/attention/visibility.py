@@ -211,7 +211,10 @@ class _Layout:
         if exact is not None:
             self._order.remove(exact)
             self._order.insert(0, exact)
-        self._folded = exact is None and len(self._order) == 1 and batch > 1 and shape[self._order[0]] % batch == 0
+        longer = [axis for axis in self._order if shape[axis] > 1]
+        self._folded = exact is None and len(longer) == 1 and batch > 1 and shape[longer[0]] % batch == 0
+        if self._folded:  # a single query may have an axis beside the one that stands for it
+            self._order.sort(key=lambda axis: axis != longer[0])
         self._batch = batch if exact is not None or self._folded else 1
         self._order += [queries, keys]
 
@@ -230,7 +233,7 @@ class _Layout:
     def folded_sizes(self) -> frozenset[int]:
         """The sizes of the axes that count as heads, and have another size."""
         axes = self._order[:-2] if self._folded else self._order[self._batch > 1 : -2]
-        return frozenset(self.shape[axis] for axis in axes) - {self._subject.numbers.get("H", 0)}
+        return frozenset(self.shape[axis] for axis in axes) - {self._subject.numbers.get("H", 0), 1}
 
     def canonical(self, value: Tensor) -> Tensor:
         """Return a tensor of the weights' shape as (B, H, queries, keys)."""

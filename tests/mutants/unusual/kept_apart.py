@@ -8,6 +8,8 @@ from tests.mutants.plain import attention, causal, join, multihead, split
 
 CHUNKS = ({"B": 2, "H": 3, "L": 11, "Dk": 4, "W": 5}, {"B": 5, "H": 4, "L": 13, "Dk": 6, "W": 7})
 HEADS = ({"B": 2, "H": 3, "L": 7, "Dk": 4}, {"B": 4, "H": 5, "L": 9, "Dk": 6})
+ACROSS = ({"B": 2, "H": 3, "Lq": 5, "Lk": 7, "Dk": 4}, {"B": 4, "H": 5, "Lq": 3, "Lk": 9, "Dk": 6})
+PROMPT = ({"B": 2, "H": 3, "L": 5, "Dk": 4}, {"B": 4, "H": 5, "L": 9, "Dk": 6})
 SEGMENTS = ({"B": 3, "H": 5, "L": 8, "Dk": 4}, {"B": 2, "H": 3, "L": 10, "Dk": 6})
 BLOCKS = ({"B": 3, "H": 5, "Dk": 6}, {"B": 2, "H": 3, "Dk": 10})
 UNUSUAL = [
@@ -18,6 +20,8 @@ UNUSUAL = [
     ("segments_with_a_growing_memory", *SEGMENTS),
     ("blocks_of_a_square_map", *BLOCKS),
     ("channels_of_one_argument", *HEADS),
+    ("one_query_of_folded_heads", *ACROSS),
+    ("prompt_as_long_as_heads", *PROMPT),
 ]
 
 
@@ -241,3 +245,67 @@ def case_channels_of_one_argument(B, H, L, Dk):
 def reference_channels_of_one_argument(module, qkv):
     q, k, v = qkv.mT.chunk(3, dim=-1)
     return multihead(q, k, v, module.heads).mT
+
+
+class OneQuery(nn.Module):
+    """Each step attends to a memory with heads that are folded into the batch, and one query."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        self.heads = heads
+        self.q, self.kv = nn.Linear(heads * depth, heads * depth), nn.Linear(heads * depth, 2 * heads * depth)
+
+    def step(self, token, k, v, padding):
+        query = split(self.q(token), self.heads).flatten(0, 1) * k.shape[-1] ** -0.5
+        scores = torch.bmm(query, k.transpose(1, 2)).unflatten(0, (-1, self.heads))
+        weights = scores.masked_fill(padding[:, None, None], -torch.inf).flatten(0, 1).softmax(dim=-1)
+        return join(torch.bmm(weights, v).unflatten(0, (-1, self.heads)))
+
+    def forward(self, x, memory, padding):
+        k, v = (split(t, self.heads).flatten(0, 1) for t in self.kv(memory).chunk(2, dim=-1))
+        return torch.cat([self.step(token, k, v, padding) for token in x.split(1, dim=1)], dim=1)
+
+
+def case_one_query_of_folded_heads(B, H, Lq, Lk, Dk):
+    padding = torch.rand(B, Lk) < 0.4
+    padding[:, 0] = False
+    inputs = torch.randn(B, Lq, H * Dk), torch.randn(B, Lk, H * Dk), padding
+    return OneQuery(H, Dk), inputs, {}, ["padding=drop"]
+
+
+def reference_one_query_of_folded_heads(module, x, memory, padding):
+    k, v = module.kv(memory).chunk(2, dim=-1)
+    return multihead(module.q(x), k, v, module.heads, keep=~padding[:, None, None])
+
+
+class Prompt(nn.Module):
+    """The first half of the tokens comes at once, the others one by one; there are as many heads as prompted tokens."""
+
+    def __init__(self, heads, depth):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(heads * depth, 3 * heads * depth)
+
+    def forward(self, x):
+        keys, values, out = [], [], []
+        prompt = (x.shape[1] + 1) // 2
+        for piece in x.split([prompt, *[1] * (x.shape[1] - prompt)], dim=1):
+            q, k, v = (split(t, self.heads) for t in self.qkv(piece).chunk(3, dim=-1))
+            start = sum(one.shape[2] for one in keys)
+            place = torch.arange(start, start + q.shape[2])
+            keys, values = [*keys, rotated(k, place)], [*values, v]
+            k, v = torch.cat(keys, dim=2), torch.cat(values, dim=2)
+            scores = rotated(q, place) @ k.mT * q.shape[-1] ** -0.5
+            seen = place[:, None] >= torch.arange(k.shape[2])
+            out.append(join(scores.masked_fill(~seen, -torch.inf).softmax(dim=-1) @ v))
+        return torch.cat(out, dim=1)
+
+
+def case_prompt_as_long_as_heads(B, H, L, Dk):
+    return Prompt(H, Dk), (torch.randn(B, L, H * Dk),), {}, ["causal", "rope=half"]
+
+
+def reference_prompt_as_long_as_heads(module, x):
+    q, k, v = (split(t, module.heads) for t in module.qkv(x).chunk(3, dim=-1))
+    place = torch.arange(x.shape[1])
+    return join(attention(rotated(q, place), rotated(k, place), v, keep=causal(len(place), len(place))))
