@@ -27,6 +27,8 @@ _ROLES: dict[str, OperandRole] = {
     "values": "value",
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_NUMBERED = re.compile(r"(?<![A-Za-z])[A-Za-z]\d+")
+"""Vectors of any kind are called `v1` and `v2`."""
 _PLURALS = {"query": "queries", "key": "keys", "value": "values"}
 
 
@@ -37,9 +39,10 @@ def named_role(path: str) -> OperandRole | None:
     ('key', 'value', 'query')
     >>> named_role("qkv.weight"), named_role("to_kv"), named_role("key_value.weight")
     (None, None, None)
+    >>> named_role("v2_proj.weight")
     """
     for name in reversed(path.split(".")):
-        roles = {_ROLES[word.lower()] for word in _WORD.findall(name) if word.lower() in _ROLES}
+        roles = {_ROLES[word.lower()] for word in _WORD.findall(_NUMBERED.sub("", name)) if word.lower() in _ROLES}
         if roles:
             return roles.pop() if len(roles) == 1 else None
     return None
