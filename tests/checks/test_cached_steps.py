@@ -238,6 +238,20 @@ def test_the_symbol_of_cached_keys_is_the_users() -> None:
     assert (subject.past, subject.past_size, subject.lengths) == ("P", 13, ("L", "P"))
 
 
+class Stacked(Decoder):
+    """What is new lies beside the cache for a moment, in an axis of its own."""
+
+    def forward(self, x, past_k, past_v):  # type: ignore[no-untyped-def]
+        beside = torch.stack((past_v, past_v + self.to_out(x).mean()))
+        return super().forward(x, past_k, beside[0])
+
+
+def test_stacked_caches_have_no_axis_of_joined_keys() -> None:
+    inputs = {name: axes.replace("Lp", "P") for name, axes in INPUTS.items()}
+    subject = subject_of(Stacked(42, 7), inputs, B=5, H=7, L=11, P=13, Dk=6)
+    assert subject.past == "P"
+
+
 def test_a_memory_that_is_projected_is_no_cache() -> None:
     subject = subject_of(Memory(42, 7), {"x": "B L H*Dk", "memory": "B M H*Dk"}, B=5, H=7, L=11, M=13, Dk=6)
     assert (subject.past, subject.past_size) == ("", 0)

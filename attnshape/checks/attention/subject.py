@@ -29,11 +29,11 @@ from attnshape.options.spec import DtypeName
 from attnshape.runtime.files import display_path, installed_package
 from attnshape.tracing.operations import (
     CHANNEL_NORMS,
+    CONCATENATIONS,
     CONVOLUTIONS,
     DATA_MOVEMENT,
     EQUALITY_COMPARISONS,
     FUSED_ATTENTION,
-    JOINS,
     ORDER_COMPARISONS,
     PRODUCTS,
 )
@@ -482,7 +482,7 @@ def _joined_axis(run: ReplayRun, name: str) -> int | None:
     joined: dict[Producer, int] = {}
     computed: set[Producer] = set()
     for event in run.events:
-        if event.name in JOINS and (axis := _axis_of_join(event, run.inputs[name].shape, moved, computed)) is not None:
+        if event.name in CONCATENATIONS and (axis := _axis_of_join(event, run.inputs[name].shape, moved, computed)) is not None:
             joined |= dict.fromkeys(event.refs, axis)
         elif event.name in DATA_MOVEMENT and event.producers <= moved:
             moved.update(event.refs)
