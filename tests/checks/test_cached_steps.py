@@ -242,8 +242,8 @@ class Stacked(Decoder):
     """What is new lies beside the cache for a moment, in an axis of its own."""
 
     def forward(self, x, past_k, past_v):  # type: ignore[no-untyped-def]
-        beside = torch.stack((past_v, past_v + self.to_out(x).mean()))
-        return super().forward(x, past_k, beside[0])
+        beside = torch.stack((past_k, past_k + self.to_out(x).mean()))
+        return super().forward(x, beside[0], past_v)
 
 
 def test_stacked_caches_have_no_axis_of_joined_keys() -> None:

@@ -482,7 +482,8 @@ def _joined_axis(run: ReplayRun, name: str) -> int | None:
     joined: dict[Producer, int] = {}
     computed: set[Producer] = set()
     for event in run.events:
-        if event.name in CONCATENATIONS and (axis := _axis_of_join(event, run.inputs[name].shape, moved, computed)) is not None:
+        is_join = event.name in CONCATENATIONS
+        if is_join and (axis := _axis_of_join(event, run.inputs[name].shape, moved, computed)) is not None:
             joined |= dict.fromkeys(event.refs, axis)
         elif event.name in DATA_MOVEMENT and event.producers <= moved:
             moved.update(event.refs)
