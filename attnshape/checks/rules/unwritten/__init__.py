@@ -23,6 +23,8 @@ from attnshape.tracing import operations as ops
 
 CODES: tuple[str, ...] = ("AS123",)
 TOPIC = "slices that are written"
+_OF_ASSIGNMENT = 3
+"""The arguments of an assignment: the tensor, the index and the value."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,19 @@ def _loops(subject: Subject) -> Iterator[list[ReplayedCall]]:
         elif before is not None and (before in made or before in chains):
             chains[event.refs[0]] = [*chains.pop(before, []), event]
     for writes in chains.values():
-        are_slices = all(one.name in ops.FILLS and len(one.operands) == 2 for one in writes)
-        if len(writes) > 1 and are_slices and len({subject.place(one.refs[0]) for one in writes}) == 1:
+        if (
+            len(writes) > 1
+            and all(map(_writes_slice, writes))
+            and len({subject.place(one.refs[0]) for one in writes}) == 1
+        ):
             yield writes
+
+
+def _writes_slice(event: ReplayedCall) -> bool:
+    """Return whether a call assigns a tensor to elements that no other tensor chooses."""
+    if event.name not in ops.ELEMENT_WRITES or len(event.args) != _OF_ASSIGNMENT:
+        return False
+    return isinstance(event.args[2], Tensor) and len(event.operands) == 2
 
 
 def _is_constructor(event: ReplayedCall) -> bool:
