@@ -46,6 +46,7 @@ def _are_equal(value: Tensor) -> bool:
     """Return whether several numbers along the last axis are computed, and are the same at every other index."""
     if value.ndim < 1 or value.shape[-1] < _FEWEST or value.stride(-1) == 0:
         return False
+    value = value if value.is_complex() else value.double()
     return bool(((value - value[..., :1]).abs() <= _SAME * value.abs().clamp(min=1)).all())
 
 
@@ -62,11 +63,9 @@ def _first_equal(subject: Subject, waves: ReplayedCall) -> OutputRef | None:
     width = waves.operand_values[0].shape[-1]
     for event in sorted(subject.graph.upstream(waves.sources[0]), key=lambda event: event.order):
         value = event.values[0]
-        if value.ndim == 0 or value.shape[-1] < width or not _are_equal(value.double()):
+        if value.ndim == 0 or value.shape[-1] < width or not _are_equal(value):
             continue
-        if any(
-            read.ndim and read.shape[-1] == value.shape[-1] and not _are_equal(read.double())
-            for read in event.operand_values
-        ):
+        reads = [read for read in event.operand_values if read.ndim and read.shape[-1] == value.shape[-1]]
+        if not all(map(_are_equal, reads)):
             return event.refs[0]
     return None
