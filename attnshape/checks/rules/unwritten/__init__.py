@@ -56,10 +56,13 @@ def _loops(subject: Subject) -> Iterator[list[ReplayedCall]]:
     """Yield the calls of one line that write data to slices of a tensor that the code made, if no other line does."""
     data = subject.graph.depends_on_data
     made: set[Producer] = set()
+    allocated: set[Producer] = set()
     chains: dict[Producer, list[ReplayedCall]] = {}
     for event in subject.base.events:
         before = event.sources[0][-1] if event.in_place and event.sources and event.sources[0] else None
-        if _is_constructor(event) or (before in made and event.refs[0] not in data):
+        if event.name in ops.ALLOCATIONS:
+            allocated.update(event.refs)  # what is left of it has a finding of its own, unless it is filled first
+        elif _is_constructor(event) or (before in made | allocated and event.refs[0] not in data):
             made.update(event.refs)
         elif before is not None and (before in made or before in chains):
             chains[event.refs[0]] = [*chains.pop(before, []), event]
@@ -80,7 +83,7 @@ def _writes_slice(event: ReplayedCall) -> bool:
 
 
 def _is_constructor(event: ReplayedCall) -> bool:
-    is_new = not event.operands or event.name in ops.CREATED_LIKE | ops.ALLOCATIONS
+    is_new = not event.operands or event.name in ops.CREATED_LIKE
     return is_new and bool(event.values) and event.values[0].is_floating_point()
 
 
