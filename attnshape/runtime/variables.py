@@ -25,7 +25,7 @@ def read_variable(frame: FrameType, name: str) -> Any:
 
 
 def read_variables(frame: FrameType, names: Collection[str]) -> dict[str, Any]:
-    """Return what variables hold, those that hold anything; none is kept alive once the code binds it anew.
+    """Return what variables hold, those that hold anything; none is kept alive once the code rebinds it.
 
     Python 3.11 leaves its copy of all variables in the frame. They are removed from it, unless the code itself holds
     that copy, as the result of `locals()`.

@@ -183,9 +183,9 @@ def _is_part_of_heads(
     features: Sequence[int],
 ) -> bool:
     """Return whether an operand has some indices of an axis of heads, and slots hold whole vectors where it has all."""
+    others = [size for axis, size in enumerate(part.shape) if axis not in own]
     for ref in (ref for call in reversed(prefix) for ref in call.refs):
         sizes = subject.base.value(ref).shape
-        others = [size for axis, size in enumerate(part.shape) if axis not in own]
         whole = [size for size in sizes if size not in part.shape]
         if len(sizes) != len(part.shape) or len(set(sizes)) < len(sizes) or len(whole) != 1:
             continue
