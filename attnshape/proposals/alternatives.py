@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from attnshape.proposals import conventions
-from attnshape.proposals.candidates import Inputs
+from attnshape.proposals.inputs import Inputs
 
 _SHAPES = (
     "B L D",

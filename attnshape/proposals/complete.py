@@ -20,9 +20,10 @@ from attnshape.errors import AttnshapeError, Option, Text, exception_message, ex
 from attnshape.options.spec import TargetSpec
 from attnshape.proposals import conventions
 from attnshape.proposals.calls import constructs
-from attnshape.proposals.candidates import constructor_candidates, guessed_constructors, map_sizes, unknown_parameters
 from attnshape.proposals.cases import sizes_of_case
+from attnshape.proposals.constructors import constructor_candidates, guessed_constructors, unknown_parameters
 from attnshape.proposals.examples import LEVELS, Examples
+from attnshape.proposals.inputs import map_sizes
 from attnshape.proposals.search import Search, failing_line, has_module
 from attnshape.runtime.time_limit import TooLong
 from attnshape.targets.evaluation import required_parameters

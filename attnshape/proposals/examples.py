@@ -25,7 +25,7 @@ from torch import Tensor
 from attnshape.proposals import conventions
 from attnshape.proposals.axis_orders import with_two_lengths
 from attnshape.proposals.calls import last_name, value_text
-from attnshape.proposals.candidates import Inputs
+from attnshape.proposals.inputs import Inputs
 from attnshape.proposals.source import parsed, signature_parameters, syntax_tree, text_of, unpacked_axes
 
 LEVELS = range(5)

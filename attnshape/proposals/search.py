@@ -24,7 +24,9 @@ from attnshape.options.flags import flag_syntax
 from attnshape.options.spec import RunOptions, TargetSpec
 from attnshape.proposals.alternatives import alternatives
 from attnshape.proposals.axis_orders import with_heads_behind_tokens, with_sequence_first, with_two_lengths
-from attnshape.proposals.candidates import (
+from attnshape.proposals.configurations import ANY_NUMBER, namespace
+from attnshape.proposals.examples import Example
+from attnshape.proposals.inputs import (
     Inputs,
     axes_are_named,
     input_candidates,
@@ -32,8 +34,6 @@ from attnshape.proposals.candidates import (
     optional_inputs,
     optional_masks,
 )
-from attnshape.proposals.configurations import ANY_NUMBER, namespace
-from attnshape.proposals.examples import Example
 from attnshape.proposals.trial_sizes import literals_of, trial_sizes
 from attnshape.proposals.widths import with_length_of_code, with_width_of_layer
 from attnshape.runtime.isolation import isolated, seed_all, unattended

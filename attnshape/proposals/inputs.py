@@ -1,37 +1,23 @@
-"""Proposes constructor arguments and inputs for a target, the likeliest first."""
+"""Proposes the arguments of a call, the likeliest first."""
 
 from __future__ import annotations
 
-import enum
 import inspect
-import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import torch
 
 from attnshape.proposals import conventions
 from attnshape.proposals.arrays import arrays
 from attnshape.proposals.axis_orders import memory_among, with_two_lengths
-from attnshape.proposals.calls import (
-    ELEMENTS,
-    compared_values,
-    constructing_calls,
-    is_passed,
-    is_squared,
-    looked_up,
-    may_be_left_out,
-    parts_of_elements,
-    sizes_passed,
-    takes_pair,
-    unpacked_parts,
-    used_as,
-)
-from attnshape.proposals.configurations import ANY_NUMBER, configurations, is_configuration, objects
+from attnshape.proposals.calls import ELEMENTS, looked_up, may_be_left_out, parts_of_elements, unpacked_parts
+from attnshape.proposals.configurations import objects
+from attnshape.proposals.constructors import LARGEST_WINDOW, annotation_name, combinations, value_of
 from attnshape.proposals.documented import (
     Documented,
     as_documented,
@@ -40,52 +26,24 @@ from attnshape.proposals.documented import (
     with_documented_rank,
 )
 from attnshape.proposals.masks import MASKS, MaskUse, use_of_mask
-from attnshape.proposals.source import (
-    all_parameters,
-    annotation_text,
-    batch_axis,
-    comment_beside,
-    indexed_rank,
-    signature_parameters,
-    unpacked_axes,
-)
+from attnshape.proposals.rotations import HALF_OF_ROTATION, ROTARY, SAME, rotations
+from attnshape.proposals.source import all_parameters, batch_axis, indexed_rank, signature_parameters, unpacked_axes
 from attnshape.targets.evaluation import required_parameters
 
 _MAP_UNIT = 8
 _FRAMES = 2
-_GUESSES = (ANY_NUMBER, "None", "0.5")
-"""What a parameter is tried with of which nothing is known at all."""
-_MAY_BE_WIDTH = re.compile(r"(input|src|source|tgt)_size")
-"""The names of lengths that are widths where a layer gets them."""
 _ANY_INDEX = "int[2]"
 """Indices into an embedding of which nothing is known: any has two rows."""
 _DIVIDES_MAPS = re.compile(r"(\w+_)?(window|patch)_?(size)?")
 """The names of parameters that divide the height and the width of a feature map."""
-_MOST_COMBINATIONS = 6
-_LARGEST_WINDOW = 32
-"""Windows that are larger by default make maps on which an attempt takes long."""
-_PAIRS = {"W": "(W, W)", "height": "(height, width)"}
-"""The sides of a window and of a feature map, where the code takes a pair of them."""
 _CIRCLE = "torch.stack((torch.arange(L), torch.arange(L).roll(1)))"
 """The edges of a graph of L nodes."""
 _CACHES = ("B, L, Hkv, Dk", "B, Hkv, L, Dk", "B, L, H, Dk", "B, H, L, Dk")
-_SAME = ":…"
-"""The description that the first tensor has, too."""
-_OPTIONAL_SIZES = ("H", "Hkv", "Dk", "Dv", "D")
-_POSITIONAL_CLASS = re.compile(r"\w*Pos(ition(al)?)?_?(Emb|Enc)\w*")
-_ROTARY_CLASS = re.compile(r"\w*(Rotary|Rope|RoPE)\w*")
-_ROTARY = re.compile(
-    r"position_embeddings?|rotary(_pos)?_emb\w*|rope\w*|freqs?(_cis|_complex)?|freqs_cos|freqs_sin|cos|sin|pos_emb\w*"
-)
 _WIDTH_OF_CONTEXT = re.compile(
     r"(context|ctx|cross(_attn|_attention)?|kv|key_value|memory|encoder(_hidden)?|cond(itioning)?)_(dim|size|width|channels)"
 )
 _SECOND = re.compile(r"y|x_?2|other\w*")
 """The names of what keys come from beside `x` where the code is a cross-attention."""
-_HALF_OF_ROTATION = re.compile(r"cos|sin|freqs_cos|freqs_sin")
-_POSITIONAL = re.compile(r"(position|pos)_?emb\w*")
-_MAKES = re.compile(r"comp|make|build|get|pre")
-_ROTARY_SIZES = {"dim": "Dk", "end": "L", "n_elem": "Dk"}
 _FAMILIES = {
     2: ("int[V] B L", "L D", "B D"),
     3: ("B L D", "L B D", "B D L"),
@@ -117,212 +75,10 @@ class Inputs:
     expressions: Mapping[str, str] = field(default_factory=dict)
 
 
-def constructor_candidates(kind: type, module: ModuleType) -> Iterator[str]:
-    """Yield the arguments with which a class may be constructed, as text; nothing if a parameter has no proposal.
-
-    With the sizes among the optional parameters first: `dim, heads=8` becomes `D, heads=H`.
-    """
-    parameters = all_parameters(kind)
-    required = [p for p in parameters if p.default is p.empty]
-    # the sizes of a real model may be those of a configuration that is there by default
-    if made := [p for p in parameters if conventions.is_config(p.name) and _is_object(p.default)]:
-        yield from _constructor_calls(kind, module, parameters, [*required, *map(_by_keyword, made)])
-    own = list(_constructor_calls(kind, module, parameters, required))
-    yield from own
-    yield from constructing_calls(kind, module)
-    # `dim_k` may be the width of what keys are projected from
-    yield from (re.sub(r"\bD[kv]\b", "D", init) for init in own if re.search(r"\bD[kv]\b", init))
-    # a kernel that needs as much padding on each side
-    if any(p.name == "padding" and p.default == 0 for p in parameters):
-        yield from (f"{init}, padding=1" for init in own[:2])
-    # some code needs a layer, or a configuration, that its signature says it can do without
-    if layers := {p.name: layer for p in parameters if p.default is None and (layer := conventions.layer_of(p.name))}:
-        for called in ("", "()"):
-            words = [f"{name}={layer}{called}" for name, layer in layers.items()]
-            yield from (", ".join(filter(None, [init, *words])) for init in own[:2])
-    if configs := [p for p in parameters if p.default is None and conventions.is_config(p.name)]:
-        yield from _constructor_calls(kind, module, parameters, [*required, *map(_by_keyword, configs)])
-
-
-def guessed_constructors(kind: type, module: ModuleType) -> Iterator[str]:
-    """Yield the arguments with which a class may be constructed if some parameters have no proposal: with any values.
-
-    What a name doesn't tell is often a number that determines no shape.
-    """
-    parameters = all_parameters(kind)
-    yield from _constructor_calls(kind, module, parameters, [p for p in parameters if p.default is p.empty], guess=True)
-
-
-def _by_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
-    return parameter.replace(kind=parameter.KEYWORD_ONLY)
-
-
-def _is_object(default: Any) -> bool:
-    """Return whether a default is an object of a class that isn't one of Python's own."""
-    return default is not inspect.Parameter.empty and type(default).__module__ != "builtins"
-
-
-def unknown_parameters(kind: type, module: ModuleType) -> dict[str, str]:
-    """Return what the required parameters of a constructor get, some by their own names; none if all are known.
-
-    A parameter for which there is no proposal gets its own name.
-    """
-    required = [p for p in all_parameters(kind) if p.default is p.empty]
-    values = {p.name: next(iter(_arguments_for(kind, module, p)), p.name) for p in required}
-    return values if any(name == value for name, value in values.items()) else {}
-
-
-def _constructor_calls(
-    kind: type,
-    module: ModuleType,
-    parameters: Sequence[inspect.Parameter],
-    required: Sequence[inspect.Parameter],
-    *,
-    guess: bool = False,
-) -> Iterator[str]:
-    sides = {
-        p.name: conventions.side_of_map(p.name, [p.name for p in required])
-        for p in required
-        if "D" not in used_as(kind, p.name)  # a layer's width is no side of a map
-    }
-    choices = [[side] if (side := sides.get(p.name)) else list(_arguments_for(kind, module, p)) for p in required]
-    if guess:
-        choices = [choice or list(_GUESSES) for choice in choices]
-    if not all(choices):
-        return
-    names = [p.name for p in parameters]
-    by_default = [
-        (p.name, conventions.side_of_map(p.name, names) or conventions.size_of(p.name))
-        for p in parameters
-        if type(p.default) is int
-    ]
-    flags = [f"{p.name}=True" for p in parameters if p.default is False and conventions.turns_attention_on(p.name)]
-    if not torch.cuda.is_available():  # a default that can't be meant for this machine
-        flags += [f"{p.name}='cpu'" for p in parameters if isinstance(p.default, str) and p.default.startswith("cuda")]
-    sizes = (*_OPTIONAL_SIZES, "height", "width")
-    sized = [*flags, *(f"{name}={size}" for name, size in by_default if size in sizes)]
-    windowed = [*flags, *(f"{name}={size}" for name, size in by_default if size in (*sizes, "W"))]
-    # a length by default is mostly the largest that is possible, but may be the only one
-    lengths = [
-        f"{name}={size or 'L'}"
-        for name, size in by_default
-        if size in ("L", "Lq", "Lk") or (size is None and "L" in used_as(kind, name))
-    ]
-    has_large_windows = any(
-        type(p.default) is int and p.default > _LARGEST_WINDOW and conventions.size_of(p.name) == "W"
-        for p in parameters
-    )
-    widths = _widths_of_inputs(kind, module, parameters)
-    for chosen in _combinations(choices):
-        named = [
-            text if p.kind is not p.KEYWORD_ONLY else f"{p.name}={text}"
-            for p, text in zip(required, chosen, strict=True)
-        ]
-        # windows are of the default size where they can be, since it may determine other sizes
-        first, second = (windowed, sized) if has_large_windows else (sized, windowed)
-        orders = [[*optional, *widths] for optional in ((first, second) if widths else ())] + [first, second, []]
-        orders += [[*sized, *lengths]] if lengths else []
-        yield from dict.fromkeys(", ".join([*named, *optional]) for optional in orders)
-
-
-def _widths_of_inputs(kind: type, module: ModuleType, parameters: Sequence[inspect.Parameter]) -> list[str]:
-    """Return the widths that a constructor can do without, but not with an input of that name: `edge_dim` of `edges`.
-
-    The module's own calls pass them.
-    """
-    inputs = [conventions.plain(name).removesuffix("s") for name in required_parameters(getattr(kind, "forward", None))]
-    optional = [p.name for p in parameters if p.default is None and conventions.may_be_width(p.name)]
-    of_inputs = [name for name in optional if conventions.plain(name).rpartition("_")[0].removesuffix("s") in inputs]
-    return [f"{name}=D" for name in of_inputs if is_passed(kind, name, module)]
-
-
-def _combinations(choices: Sequence[Sequence[str]], alike: Sequence[bool] = ()) -> list[tuple[str, ...]]:
-    """Return ways to take one of each choice, those first that take the first of most.
-
-    Of the choices that are `alike` each way takes the one at the same place.
-
-    >>> _combinations([["None", "mask"], ["q"], ["k", "0"]])
-    [('None', 'q', 'k'), ('None', 'q', '0'), ('mask', 'q', 'k'), ('mask', 'q', '0')]
-    >>> _combinations([["cos", "1"], ["sin", "0"]], [True, True])
-    [('cos', 'sin'), ('1', '0')]
-    """
-    places = sorted(itertools.product(*(range(len(choice)) for choice in choices)), key=sum)
-    if sum(alike) > 1:
-        places = [
-            one for one in places if len({place for place, is_alike in zip(one, alike, strict=True) if is_alike}) == 1
-        ]
-    most = max([_MOST_COMBINATIONS, *map(len, choices)])
-    # each choice comes up once at least, with the first of the others
-    taken = [one for rank, one in enumerate(places) if rank < most or sum(map(bool, one)) == 1]
-    pairs = (zip(choices, chosen, strict=True) for chosen in taken)
-    return [tuple(choice[place] for choice, place in one) for one in pairs]
-
-
-def _arguments_for(kind: type, module: ModuleType, parameter: inspect.Parameter) -> Iterator[str]:
-    """Yield the values that a required parameter of a constructor may take."""
-    if is_configuration(kind, module, parameter.name):
-        yield from configurations(kind, module, parameter)
-    elif (value := _value_of(parameter)) is not None:
-        known = [*_described_sizes(kind, parameter.name), *sizes_passed(kind, parameter.name, module)]
-        yield from (size for size in dict.fromkeys(known) if size != value)
-        if value in _PAIRS and takes_pair(kind, parameter.name):
-            yield _PAIRS[value]
-        if value == "D" and is_squared(kind, parameter.name):
-            yield "height"
-        if _MAY_BE_WIDTH.fullmatch(conventions.plain(parameter.name)) and "D" in used_as(kind, parameter.name):
-            yield "D"
-        if value == ANY_NUMBER and conventions.constant_of(parameter.name) is None:
-            yield from (size for size in used_as(kind, parameter.name) if size not in known)
-        yield value
-    elif (layer := conventions.layer_of(parameter.name)) is not None:
-        yield from (layer, f"{layer}()") if layer.endswith("GELU") else (layer,)
-    elif conventions.may_be_none(parameter.name):
-        yield "None"
-    else:
-        choices = [*_annotated_choices(kind, parameter), *compared_values(kind, parameter.name, module)]
-        if choices and all(choice.startswith(("'", '"')) for choice in choices):
-            choices.append("''")  # the code may do something else with other strings
-        width = ["D"] if conventions.may_be_width(parameter.name) else []
-        described = _described_sizes(kind, parameter.name)
-        yield from dict.fromkeys(choices or [*described, *used_as(kind, parameter.name), *width])
-
-
-def _described_sizes(kind: type, parameter: str) -> list[str]:
-    """Return the size that a comment beside a parameter of a constructor names: `width, # head dim`."""
-    size = conventions.size_of("_".join(re.findall(r"\w+", comment_beside(kind, parameter))))
-    return [] if size is None else [size]
-
-
-def _annotated_choices(kind: type, parameter: inspect.Parameter) -> list[str]:
-    """Return the values that an annotation allows: an enumeration's members, or those of `Literal`."""
-    annotation = parameter.annotation
-    if inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
-        text = annotation_text(kind, parameter.name) or annotation.__name__
-        return [f"{text}.{member.name}" for member in annotation]
-    return [repr(value) for value in get_args(annotation)] if get_origin(annotation) is Literal else []
-
-
-def _value_of(parameter: inspect.Parameter) -> str | None:
-    """Return what a parameter that is no tensor gets by its name or annotation; None if neither says anything."""
-    by_name = conventions.size_of(parameter.name) or conventions.constant_of(parameter.name)
-    if by_name is not None:
-        return by_name
-    annotation = _annotation_name(parameter)
-    if annotation == "int" and (conventions.is_query(parameter.name) or conventions.is_memory(parameter.name)):
-        return "Dv" if conventions.is_value(parameter.name) else "Dk"
-    by_annotation = {"bool": "False", "float": "0.5", "int": ANY_NUMBER}.get(annotation)
-    return by_annotation or ("False" if conventions.is_flag(parameter.name) else None)
-
-
-def _annotation_name(parameter: inspect.Parameter) -> str:
-    annotation = parameter.annotation
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-
-
 def map_sizes(root: Any) -> dict[str, int]:
     """Return the sides of a feature map, whose divisors a module's windows and patches are, and a number of frames."""
     defaults = [p.default for p in all_parameters(root) if _DIVIDES_MAPS.fullmatch(conventions.plain(p.name))]
-    sizes = [default for default in defaults if type(default) is int and 0 < default <= _LARGEST_WINDOW]
+    sizes = [default for default in defaults if type(default) is int and 0 < default <= LARGEST_WINDOW]
     unit = math.lcm(*sizes) if sizes else _MAP_UNIT
     return {"height": 2 * unit, "width": 3 * unit, "frames": _FRAMES}
 
@@ -428,7 +184,7 @@ def _inputs(
         memory: The tensors that keys and values come from.
         flat: Those that have one vector for each batch element.
     """
-    is_half = [bool(_HALF_OF_ROTATION.fullmatch(name)) for name in others]
+    is_half = [bool(HALF_OF_ROTATION.fullmatch(name)) for name in others]
     for family in families if tensors else [""]:
         options = list(_described(tensors, family, memory, flat))
         # values may have the width of keys
@@ -438,8 +194,8 @@ def _inputs(
             options = as_documented(_with_documented_names(options, documented), documented)
             options += [dict(whole)] if whole.keys() == set(tensors) and whole not in options else []
         for described in options:
-            for chosen in _combinations(list(others.values()), is_half):
-                texts = {name: text.replace(_SAME, f":{family}") for name, text in zip(others, chosen, strict=True)}
+            for chosen in combinations(list(others.values()), is_half):
+                texts = {name: text.replace(SAME, f":{family}") for name, text in zip(others, chosen, strict=True)}
                 expressions = {name: text for name, text in texts.items() if not text.startswith(":")}
                 inputs = {name: text[1:] for name, text in texts.items() if text.startswith(":")}
                 yield Inputs({**described, **inputs}, expressions)
@@ -486,7 +242,7 @@ def optional_context(call: Callable[..., Any], root: Any) -> Iterator[tuple[str,
 def optional_inputs(call: Callable[..., Any]) -> Iterator[tuple[str, ...]]:
     """Yield the optional parameters without which a call may fail: rotations, positions, and a second sequence."""
     optional = [p.name for p in all_parameters(call) if _is_nothing(p.default)]
-    if rotations := tuple(name for name in optional if _ROTARY.fullmatch(name)):
+    if rotations := tuple(name for name in optional if ROTARY.fullmatch(name)):
         yield rotations
     if positions := tuple(name for name in optional if conventions.has_positions(name)):
         yield positions
@@ -510,13 +266,13 @@ def _is_tensor(parameter: inspect.Parameter, *, is_documented: bool = False) -> 
     name = parameter.name
     if conventions.may_be_none(name) or conventions.is_bias(name) or conventions.has_positions(name):
         return False
-    if _ROTARY.fullmatch(name) or conventions.has_borders(name) or conventions.has_coordinates(name):
+    if ROTARY.fullmatch(name) or conventions.has_borders(name) or conventions.has_coordinates(name):
         return False
     if conventions.is_adjacency(name) or conventions.has_edges(name):
         return False
     if conventions.has_earlier_weights(name) or conventions.has_lengths(name):
         return False
-    if conventions.constant_of(name) or _annotation_name(parameter) in ("int", "float", "bool", "str"):
+    if conventions.constant_of(name) or annotation_name(parameter) in ("int", "float", "bool", "str"):
         return False
     if "Tensor" in str(parameter.annotation) or conventions.is_query(name) or conventions.is_memory(name):
         return True
@@ -632,8 +388,8 @@ def _expressions_for(
         yield from (":B L 3", ":B L 2", ":L 3", ":B 3 L")
     elif conventions.has_borders(name):
         yield "torch.tensor([0, L], dtype=torch.int32)"
-    elif _ROTARY.fullmatch(name):
-        yield from _rotary(name, module, init, first)
+    elif ROTARY.fullmatch(name):
+        yield from rotations(name, module, init, first)
     elif conventions.has_earlier_weights(name):
         yield "None"
         yield from (f":{axes}" for axes in ("B Lk", "B L", "B H Lk", "B H L"))
@@ -657,7 +413,7 @@ def _expressions_for(
             yield from MASKS[MaskUse.KEEPS]
             yield ":bool B L"
             yield "torch.ones(B, L)"
-    elif (value := _value_of(parameter)) is not None:
+    elif (value := value_of(parameter)) is not None:
         yield value
 
 
@@ -671,7 +427,7 @@ def _structures(call: Callable[..., Any], parameter: inspect.Parameter) -> list[
     parts = unpacked_parts(call, name)
     if len(parts) == 2 and conventions.is_cache(name):
         return [f"(torch.zeros({axes}), torch.zeros({axes}))" for axes in _CACHES]
-    is_one = len(parts) < 2 or "Tensor" in str(parameter.annotation) or _ROTARY.fullmatch(name)
+    is_one = len(parts) < 2 or "Tensor" in str(parameter.annotation) or ROTARY.fullmatch(name)
     whole = f"({', '.join(map(_part, parts))})"
     return [] if is_one else list(dict.fromkeys((whole, whole.replace("randn(L, D)", "randn(B, L, D)"))))
 
@@ -689,67 +445,3 @@ def _part(name: str) -> str:
     if conventions.is_adjacency(name) or conventions.is_mask(name):
         return f"torch.{'zeros' if conventions.is_mask(name) else 'ones'}(L, L)"
     return "torch.randn(L, D)"
-
-
-def _rotary(name: str, module: ModuleType, init: str, first: str | None) -> Iterator[str]:
-    """Yield rotations: made by the module's own class or function, else angles of zero."""
-    config = re.match(r"\w+\(.*?\)(?=,|$)", init)
-    part = {"freqs_cos": "[0]", "cos": "[0]", "freqs_sin": "[1]", "sin": "[1]"}.get(name, "")
-    yield from (f"{made}{part}" for made in _made_by(_ROTARY_CLASS, module, config, init, first))
-    stem = re.sub(r"_(cis|complex|cos|sin)$", "", name)
-    makers = [key for key, one in vars(module).items() if inspect.isfunction(one) and _MAKES.search(key)]
-    for key in makers:
-        if not re.search(rf"{stem}|rope|rotary", key):
-            continue
-        needed = required_parameters(getattr(module, key))
-        values = [
-            (config[0] if config is not None else None)
-            if conventions.is_config(one)
-            else _ROTARY_SIZES.get(one) or conventions.size_of(one)
-            for one in needed
-        ]
-        if all(values):
-            made = f"{key}({', '.join(filter(None, values))}){part}"
-            yield from (made, f"{made}[None]") if part else (made,)
-    if _HALF_OF_ROTATION.fullmatch(name):
-        value = "ones" if "cos" in name else "zeros"
-        yield f"torch.{value}(L, Dk)"
-        yield f"torch.{value}(L, Dk//2)"
-        yield f"torch.{value}(1, L, Dk)"
-    else:
-        if _POSITIONAL.fullmatch(name):
-            yield _SAME
-            yield from _made_by(_POSITIONAL_CLASS, module, config, init, first)
-            # from the last position before a token to the first one after it
-            yield ":B 2*L-1 D"
-            yield ":1 2*L-1 D"
-        yield "(torch.ones(1, L, Dk), torch.zeros(1, L, Dk))"
-        yield "(torch.ones(L, Dk), torch.zeros(L, Dk))"
-        yield "torch.polar(torch.ones(L, Dk//2), torch.zeros(L, Dk//2))"
-        yield "torch.polar(torch.ones(L, 1, Dk//2), torch.zeros(L, 1, Dk//2))"  # with an axis for the heads
-
-
-def _made_by(
-    pattern: re.Pattern[str], module: ModuleType, config: re.Match[str] | None, init: str, first: str | None
-) -> Iterator[str]:
-    """Yield what the module's own classes of such names make, if they take the configuration that the target gets."""
-    kinds = [one for key, one in vars(module).items() if inspect.isclass(one) and pattern.fullmatch(key)]
-    # of several, first the one whose name begins as that of the configuration: for texts, or for images
-    for kind in sorted(kinds, key=lambda one: -_common_start(one.__name__, init)):
-        takes_config = any(conventions.is_config(parameter) for parameter in required_parameters(kind))
-        if takes_config and config is not None and first is not None:
-            yield f"{kind.__name__}({config[0]})({_of_rotary(kind, first)})"
-
-
-def _of_rotary(kind: type, first: str) -> str:
-    """Return what a class of rotations is called with: the first tensor, for its type, positions, or one of them."""
-    needed = required_parameters(getattr(kind, "forward", None) or kind)
-    if len(needed) == 2:
-        return "torch.arange(L)[None]" if conventions.has_positions(needed[-1]) else first
-    return f"{first}, torch.arange(L)[None]"
-
-
-def _common_start(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return sum(1 for _ in pairs)
