@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from attnshape.checks.attention.cores import FusedCore
@@ -19,6 +20,7 @@ from attnshape.checks.attention.operands import (
     AttentionOperands,
     by_attention,
     has_lone_query,
+    projection,
     projections,
 )
 from attnshape.checks.attention.perturbation import changed_indices, other_numbers
@@ -49,6 +51,8 @@ class DecodingStep:
     query_sources: frozenset[OutputRef]
     dropped: int = 0
     """How many keys of the first steps it has no more: a rolling cache is cut to the last ones."""
+    order: tuple[int, ...] | None = None
+    """The slots of its keys in the order of their tokens, as those of a ring buffer aren't; None if they are."""
 
     @property
     def width(self) -> int:
@@ -56,13 +60,14 @@ class DecodingStep:
         return self.own[0].width
 
     def rows(self, operand: AttentionOperand, run: ReplayRun) -> Tensor:
-        """Return the query or the key vectors of the first head and batch element, (tokens, width)."""
+        """Return the query or the key vectors of the first head and batch element in order, (tokens, width)."""
         value = operand.of(run).double().movedim(operand.contracted[0], -1)
         count, used = (self.queries, self.queries) if operand.role == "query" else (self.slots, self.keys)
         axes = _token_axes(operand, count)
         if axes:
             value = value.movedim(axes[0] - (axes[0] > operand.contracted[0]), -2)
-        return value.reshape(-1, count, value.shape[-1])[0, :used]
+        rows = value.reshape(-1, count, value.shape[-1])[0, :used]
+        return rows if self.order is None or operand.role == "query" else rows[list(self.order)]
 
 
 @dataclass(frozen=True)
@@ -112,13 +117,7 @@ def _chains(subject: Subject) -> list[list[DecodingStep]]:
     """
     chains: list[list[DecodingStep]] = []
     for step in _steps(subject):
-        before = [
-            chain
-            for chain in chains
-            if chain[-1].sources < step.sources
-            and _dropped(chain, step) in (0, chain[-1].dropped + step.queries)
-            and chain[-1].width == step.width
-        ]
+        before = [chain for chain in chains if _follows(chain, step) and chain[-1].width == step.width]
         if before:
             chain = max(before, key=lambda chain: chain[-1].keys)
             chain.append(replace(step, dropped=_dropped(chain, step)))
@@ -127,6 +126,15 @@ def _chains(subject: Subject) -> list[list[DecodingStep]]:
     whole = [[step for step in chain if not step.dropped] for chain in chains]
     chains += [part for part, chain in zip(whole, chains, strict=True) if len(part) < len(chain)]
     return [chain for chain in chains if 1 < len(chain) <= _MOST_STEPS]
+
+
+def _follows(chain: Sequence[DecodingStep], step: DecodingStep) -> bool:
+    """Return whether a step reads the keys of the last one, with or without the first of them, and has new ones."""
+    dropped = _dropped(chain, step)
+    if dropped == 0:
+        return chain[-1].sources < step.sources
+    is_new = not step.sources <= frozenset.union(*(one.sources for one in chain))
+    return dropped == chain[-1].dropped + step.queries and is_new and not step.sources.isdisjoint(chain[-1].sources)
 
 
 def _dropped(chain: Sequence[DecodingStep], step: DecodingStep) -> int:
@@ -165,7 +173,10 @@ def _step(subject: Subject, own: AttentionOperands) -> DecodingStep | None:
         keys = core.weights.shape[core.key_axes[0]] if core.key_axes else 1
         shape = core.scores.result.shape
         together = keys * math.prod(shape[axis] for axis in core.scores.shared)
-        queries = 1 if has_lone_query(subject, core) else core.scores.result.numel() // together
+        if _are_projected_alike(subject, own, keys):
+            queries = keys
+        else:
+            queries = 1 if has_lone_query(subject, core) else core.scores.result.numel() // together
     else:
         return None
     if keys == 1 < queries:
@@ -175,6 +186,13 @@ def _step(subject: Subject, own: AttentionOperands) -> DecodingStep | None:
         return None
     sources, query_sources = (frozenset(projections(subject, one.sources)) for one in (key, query))
     return DecodingStep(own, queries, keys, keys, sources, query_sources) if sources and query_sources else None
+
+
+def _are_projected_alike(subject: Subject, own: AttentionOperands, keys: int) -> bool:
+    """Return whether queries are projected with all keys, as those of a prompt: there may be as many as heads."""
+    refs = [projection(subject, operand.sources) for operand in own[:2]]
+    query, key = (subject.base.value(ref).shape[:-1] if ref is not None else None for ref in refs)
+    return query is not None and query == key and keys in query[1:]
 
 
 def _token_axes(operand: AttentionOperand, count: int) -> list[int]:
@@ -219,35 +237,54 @@ def _has_given_positions(subject: Subject, step: DecodingStep) -> bool:
 def _in_order(
     subject: Subject, chains: Sequence[list[DecodingStep]], fills: Mapping[OutputRef, Replace], run: ReplayRun
 ) -> Iterator[list[DecodingStep]]:
-    """Yield the chains whose last keys are those of all steps, one step after the other.
+    """Yield the chains whose last keys are those of all steps, each step with the order of its keys.
 
     In each run the steps whose number has a certain bit get another vector.
     """
-    most = max(map(len, chains))
-    fits = {place: not chain[-1].dropped or chain[0].keys == chain[0].queries for place, chain in enumerate(chains)}
-    for bit in range(most.bit_length()):
+    writers = [[torch.zeros(step.keys, dtype=torch.long) for step in chain] for chain in chains]
+    for bit in range(max(map(len, chains)).bit_length()):
         results = dict(fills)
-        expected: list[set[int]] = []
         for chain in chains:
             other = partial(filled_with, random_vector(chain[0].width, 5))
-            known, rows = frozenset[OutputRef](), set[int]()
+            known = frozenset[OutputRef]()
             for number, step in enumerate(chain, 1):
                 if number >> bit & 1:
                     results |= dict.fromkeys(step.sources - known, other)
-                    end = step.dropped + step.keys
-                    rows |= set(range(end - step.queries, end))
                 known |= step.sources
-            expected.append({row - chain[-1].dropped for row in rows if row >= chain[-1].dropped})
         changed = subject.experiment.run(Intervention(results=results))
         if not changed.follows(subject.base):
             return
-        for place, (chain, rows) in enumerate(zip(chains, expected, strict=True)):
-            last = chain[-1]
-            key = last.own[1]
-            difference = (last.rows(key, changed) - last.rows(key, run)).abs() > _CHANGED
-            fits[place] = fits[place] and changed_indices(difference, 0) == rows
-    in_order = [chain for place, chain in enumerate(chains) if fits[place]]
+        for chain, numbers in zip(chains, writers, strict=True):
+            for step, writer in zip(chain, numbers, strict=True):
+                difference = (step.rows(step.own[1], changed) - step.rows(step.own[1], run)).abs() > _CHANGED
+                writer += difference.any(-1).long() << bit
+    in_order = [
+        ordered
+        for chain, numbers in zip(chains, writers, strict=True)
+        if (not chain[-1].dropped or chain[0].keys == chain[0].queries)
+        and (ordered := _ordered(chain, [writer.tolist() for writer in numbers])) is not None
+    ]
     rolling = {chain[0].own[0].core.context for chain in in_order if chain[-1].dropped}
     for chain in in_order:
         if chain[-1].dropped or chain[0].own[0].core.context not in rolling:
             yield chain
+
+
+def _ordered(chain: Sequence[DecodingStep], writers: Sequence[list[int]]) -> list[DecodingStep] | None:
+    """Return the steps with the order of their keys; None if the last step doesn't have one key of each token.
+
+    Args:
+        chain: The steps.
+        writers: For each step and key the number of the step that wrote it, from 1; 0 for those that no step wrote.
+    """
+    every = [0] * (chain[0].keys - chain[0].queries)
+    ordered: list[DecodingStep] = []
+    for number, (step, found) in enumerate(zip(chain, writers, strict=True), 1):
+        every += [number] * step.queries
+        order = sorted(range(step.keys), key=found.__getitem__)
+        is_complete = [found[slot] for slot in order] == every[step.dropped :]
+        if not is_complete and step is chain[-1]:
+            return None
+        is_in_order = not is_complete or order == list(range(step.keys))
+        ordered.append(step if is_in_order else replace(step, order=tuple(order)))
+    return ordered
