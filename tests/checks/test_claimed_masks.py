@@ -132,12 +132,18 @@ def test_weights_that_a_mask_takes_away_after_the_softmax_contradict_it(tmp_path
     assert not any("hides" in text for text in report.verified)
 
 
-@pytest.mark.parametrize("name", ["mixed_before", "pooled_query", "unmasked_sigmoids", "chosen"])
+@pytest.mark.parametrize("name", ["mixed_before", "pooled_query", "chosen"])
 def test_dependence_that_may_not_come_from_attention_is_undecided(name: str, tmp_path: Path) -> None:
     report = checked(tmp_path, name)
     assert not [finding for finding in report.findings if finding.code.startswith("AS4")]
     assert not any("hides" in text for text in report.verified)
     assert [gap.what for gap in report.undecided] == ["the claim mask=keep"]
+
+
+def test_sum_without_a_softmax_that_takes_in_hidden_tokens_is_an_error(tmp_path: Path) -> None:
+    report = checked(tmp_path, "unmasked_sigmoids")
+    assert [finding.code for finding in report.counting] == ["AS407"]
+    assert report.undecided == ()
 
 
 def test_rows_are_emptied_by_an_integer_argument(tmp_path: Path) -> None:

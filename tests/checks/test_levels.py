@@ -79,6 +79,10 @@ def rotate(x):
     return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
 
 
+def padded(q, k, v, padding):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=~padding[:, None, None, :])
+
+
 def rotated(q, k, v):
     return F.scaled_dot_product_attention(rotate(q), rotate(k), v)
 """
@@ -116,6 +120,21 @@ def test_notice_names_the_claim_that_settles_it(name: str, init: str, code: str,
     settled = checked(tmp_path, init, claim, name=name)
     assert settled.findings == ()
     assert settled.undecided == ()
+
+
+def test_notice_names_a_mask_that_no_claim_explains(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    inputs = {**QKV, "padding": "bool B L"}
+
+    def report(*claims: str) -> Report:
+        spec = TargetSpec(f"{tmp_path}/code.py:padded", inputs=inputs)
+        return check_request(spec, RunOptions(), parse_claims(claims), 300.0, contextlib.nullcontext)
+
+    (notice,) = report().findings
+    assert (notice.code, notice.level) == ("AS408", "notice")
+    assert notice.message == "padding hides keys, and no claim says which values do"
+    assert report("padding=drop").findings == ()
+    assert [(finding.code, finding.level) for finding in report("padding=keep").findings] == [("AS401", "error")]
 
 
 @pytest.mark.parametrize("init", ["D, 1", "D, 2"])

@@ -32,7 +32,7 @@ from attnshape.checks.rules.masks.pooling import judge_pooling
 from attnshape.checks.rules.masks.reach import describe_attentions, is_meant_for_others
 from attnshape.checks.rules.masks.results import judge_by_results
 from attnshape.checks.rules.masks.rolled import judge_rolled
-from attnshape.checks.rules.masks.unclaimed import judge_inverted, judge_unclaimed
+from attnshape.checks.rules.masks.unclaimed import judge_inverted, judge_unclaimed, judge_unclaimed_arguments
 from attnshape.checks.rules.masks.weights import masked_weights, unplaced_weights
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.unused_scores import unread_calls
@@ -84,14 +84,14 @@ def check(subject: Subject) -> Iterator[Outcome]:
     masks = subject.claims.masks
     if not masks:
         yield from (Undecided(TOPIC, why) for why in unseen)
-    if not explained and not unseen and not masked_weights(subject):
+    is_found = bool(explained or unseen or masked_weights(subject))
+    if not is_found:
         yield Undecided(TOPIC, "no attention with a softmax was found")
-    elif not masks and any(map(is_pattern, subject.base.inputs.values())):
-        yield Undecided(TOPIC, "say what a mask means: --claim mask=keep, mask=drop or mask=add")
     for name in masks:
         if name not in subject.base.inputs:
             yield Undecided(TOPIC, f"{name} is claimed, but no tensor is given for it", (name,))
     hiding: dict[str, list[OutputRef]] = {name: [] for name in masks}
+    is_unclaimed = False
     for explanation in explained:
         if (hidden_whole := judge_hidden_whole(subject, explanation)) is not None:
             yield hidden_whole
@@ -99,7 +99,10 @@ def check(subject: Subject) -> Iterator[Outcome]:
             if isinstance(outcome, str):
                 hiding[outcome].append(explanation.visible.core.context)
             else:
+                is_unclaimed |= isinstance(outcome, Violation) and outcome.code == "AS408"
                 yield outcome
+    if is_found and not masks and not is_unclaimed and any(map(is_pattern, subject.base.inputs.values())):
+        yield Undecided(TOPIC, "say what a mask means: --claim mask=keep, mask=drop or mask=add")
     for name in {name: None for explanation in explained for name in _of_other_shape(subject, explanation)}:
         why = f"the shape of {name} doesn't determine the meaning of its axes"
         yield judge_by_results(subject, name) or Undecided(TOPIC, why, (name,))
@@ -167,7 +170,9 @@ def _of_core(subject: Subject, explanation: ExplainedVisibility) -> Iterator[Out
         if inverted is not None:
             yield inverted
         elif explanation.right == Hypothesis() and any(map(is_pattern, subject.base.inputs.values())):
-            yield Undecided(TOPIC, "something that isn't claimed hides keys")
+            yield judge_unclaimed_arguments(subject, lines) or Undecided(
+                TOPIC, "something that isn't claimed hides keys"
+            )
         elif explanation.right == Hypothesis() and not (
             _hides_by_claimed(subject, lines) or _hides_other_sequences(subject, explanation)
         ):

@@ -17,10 +17,12 @@ from attnshape.checks.attention.perturbation import PerturbationDiff, differs
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import keeps
 from attnshape.checks.interventions.experiment import Intervention
+from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules.masks.hidden_tokens import TokenChange, hidden_from_every_query, spread_tokens
 from attnshape.checks.rules.masks.weights import invert
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.model.formatting import join_words
+from attnshape.tracing.operations import PRODUCTS, RUNNING, SUMS
 
 
 def judge_by_results(subject: Subject, name: str) -> Outcome | None:
@@ -71,16 +73,37 @@ def _changes(subject: Subject, name: str) -> Iterator[TokenChange]:
 
 
 def _violation(subject: Subject, name: str, one: TokenChange, change: Intervention) -> Violation | None:
-    """Return what is wrong if the only attention makes a result depend on hidden tokens, else None."""
+    """Return what is wrong if the only attention makes a result depend on hidden tokens, else None.
+
+    Without a softmax it is what sums hidden tokens up with others.
+    """
+    if not subject.attentions:
+        total = _first_mixing(subject, one, change)
+        return _leak(name, total, change) if total is not None else None
     if len(subject.attentions) != 1 or not _arrives_alone(subject, subject.attentions[0], one, change):
         return None
     if one.reaches(subject, subject.perturb_each(change).diff) is not False:
         return None
-    at = MaskLines(subject, subject.attentions[0]).last_change(name)
+    return _leak(name, MaskLines(subject, subject.attentions[0]).last_change(name), change)
+
+
+def _leak(name: str, at: OutputRef, change: Intervention) -> Violation:
     message = f"{name} doesn't hide every key that it should: results depend on tokens that it hides from them"
-    hint = f"follow {name} to the scores: the order of its axes, its values, and what is combined with it"
+    hint = f"follow {name} to what reads it: the order of its axes, its values, and what is combined with it"
     evidence = f"changed such tokens of {join_words(sorted(change.inputs))}, and compared the other positions"
     return Violation("AS407", message, at, hint, evidence, claims=(name,))
+
+
+def _first_mixing(subject: Subject, one: TokenChange, change: Intervention) -> OutputRef | None:
+    """Return the first call at which hidden tokens reach others, if it sums over tokens: no convolution, no norm."""
+    moved = subject.perturb(change)
+    for event in subject.base.events if moved.comparable else ():
+        for ref, value in zip(event.refs, event.values, strict=True):
+            where = spread_tokens(subject, one.symbol, one.tokens, value.shape)
+            changed = moved.mask(ref)
+            if bool((changed if where is None else changed & ~where).any()):
+                return ref if event.name in SUMS | RUNNING | PRODUCTS - {"linear"} else None
+    return None
 
 
 def _arrives_alone(subject: Subject, core: Core | FusedCore, one: TokenChange, change: Intervention) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attnshape.checks.attention.mistake_lines import MaskLines
+from attnshape.checks.attention.perturbation import is_pattern
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import READ, ExplainedVisibility
 from attnshape.checks.rules.protocol import Violation
@@ -52,6 +53,28 @@ def judge_unclaimed(subject: Subject, explanation: ExplainedVisibility, lines: M
         " or --claim mask=keep; --pattern shows what is"
     )
     return Violation("AS408", message, lines.triangle(), hint, READ, "reproduced", level="notice")
+
+
+def judge_unclaimed_arguments(subject: Subject, lines: MaskLines) -> Violation | None:
+    """Return the finding about masks among the arguments that hide keys, though no claim says what their values mean.
+
+    Returns None if no argument of zeros and ones, or of zeros and fill values, has a part in what hides keys.
+    """
+    masks = sorted(
+        name for name in lines.inputs_that_hide() - subject.claims.arguments.keys() if _is_mask(subject, name)
+    )
+    if not masks:
+        return None
+    message = f"{' and '.join(masks)} {'hides' if len(masks) == 1 else 'hide'} keys, and no claim says which values do"
+    hint = (
+        f"claim what is meant: --claim {masks[0]}=keep if True, or 1, keeps a key, --claim {masks[0]}=drop if it hides"
+        f" one, or --claim {masks[0]}=add if the mask is added to the scores"
+    )
+    return Violation("AS408", message, lines.first_hiding(), hint, READ, "reproduced", level="notice")
+
+
+def _is_mask(subject: Subject, name: str) -> bool:
+    return name in subject.base.inputs and is_pattern(subject.base.inputs[name])
 
 
 def _own_hidden(explanation: ExplainedVisibility) -> int:
