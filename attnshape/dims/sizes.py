@@ -32,6 +32,10 @@ class Sizes:
     """Symbols that the user gave but that the target doesn't depend on: axes are only matched to them."""
     inputs: Mapping[str, Sequence[AxisExpression]] = field(default_factory=dict)
     """The axes of the target's inputs, as the user wrote them."""
+    named: frozenset[str] = frozenset()
+    """The symbols that the target itself names, which others may follow from."""
+    literals: frozenset[int] = frozenset()
+    """The whole numbers in the target's own arguments, such as a slice's length: no chosen size should equal one."""
 
     @property
     def matchable(self) -> dict[str, int]:
@@ -190,7 +194,7 @@ def resolve(
     order = sorted(numbers, key=place.__getitem__)
     parts = {name for expression in follows.values() for name in expression.symbols}
     labels = frozenset(numbers) - depends - parts - follows.keys()
-    return Sizes({symbol: numbers[symbol] for symbol in order}, follows, labels)
+    return Sizes({symbol: numbers[symbol] for symbol in order}, follows, labels, named=frozenset(used))
 
 
 def _refuse_unknown(used: set[str], own: Mapping[str, AxisExpression]) -> None:

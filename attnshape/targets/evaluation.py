@@ -66,6 +66,18 @@ def names_in_call(arguments: str) -> tuple[str, ...]:
     return _names(_parse_arguments(arguments))
 
 
+def whole_numbers_in_call(arguments: str) -> frozenset[int]:
+    """Return the whole numbers that are written in the arguments of a call.
+
+    Raises AttnshapeError if they aren't Python.
+
+    >>> sorted(whole_numbers_in_call("D, heads=H, slice_size=5, kernel=(3, 1), rate=0.1, bias=True"))
+    [1, 3, 5]
+    """
+    nodes = ast.walk(_parse_arguments(arguments))
+    return frozenset(node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is int)
+
+
 _COUNTS_LAYERS = re.compile(r"((n|num|number_of)_?)?(\w+_)?(layers?|blocks?)|depth", re.IGNORECASE)
 """The name of a parameter, or a symbol, that is a number of layers: `n_layer`, `num_hidden_layers`, `depth`."""
 _COUNTS_WORDS = re.compile(

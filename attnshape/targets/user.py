@@ -32,6 +32,7 @@ from attnshape.targets.evaluation import (
     reach,
     required_parameters,
     vocabulary_sizes,
+    whole_numbers_in_call,
 )
 from attnshape.targets.imports import import_target, notes_on, origin
 from attnshape.targets.inputs import annotated_inputs, device_context, make_tensor, move
@@ -94,7 +95,11 @@ def _target_in(spec: TargetSpec, module: ModuleType, path: str) -> Target:
         values |= given
         return replace(_bind(function, spec.target, values), made_in=made_in, is_uncompiled=is_compiled)
 
-    sizes = replace(resolve(used, spec.sizes, defaults), inputs={tensor.name: tensor.axes for tensor in tensors})
+    sizes = replace(
+        resolve(used, spec.sizes, defaults),
+        inputs={tensor.name: tensor.axes for tensor in tensors},
+        literals=frozenset().union(*map(whole_numbers_in_call, [spec.init or "", *spec.arguments.values()])),
+    )
     return Target(
         spec.target,
         sizes,

@@ -1,6 +1,7 @@
 """The small sizes of a check: all different, within the constraints, and different in the second set."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -48,6 +49,15 @@ def test_sizes_are_different_primes(numbers):
         assert chosen.keys() == numbers.keys()
         assert len(set(chosen.values())) == len(chosen)
         assert all(size >= 5 and all(size % divisor for divisor in range(2, size)) for size in chosen.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(few, st.sets(st.sampled_from([5, 7, 11, 13]), max_size=2))
+def test_sizes_are_no_number_that_the_target_is_given(numbers, literals):
+    free = plan(numbers)
+    for chosen in small_sizes(replace(free, sizes=replace(free.sizes, literals=frozenset(literals))))[:2]:
+        assert literals.isdisjoint(chosen.values())
+        assert len(set(chosen.values())) == len(chosen)
 
 
 @settings(max_examples=60, deadline=None)

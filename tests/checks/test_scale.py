@@ -260,3 +260,16 @@ def test_a_temperature_of_earlier_weights_does_not_scale_the_scores_again():
     inputs = dict.fromkeys(("q", "k", "v", "before"), "B L D")
     found = check_scale(subject_of(Faded, inputs, init="D", D=7))
     assert not any(isinstance(one, Violation) and one.code == "AS203" for one in found)
+
+
+def parted(x, query, key):
+    """Scores over Dk + R features, of which R are shared by all heads."""
+    scores = torch.einsum("bqhd,bkd->bhqk", query, key) / query.shape[-1] ** 0.5
+    return torch.einsum("bhqk,bkd->bqhd", scores.softmax(-1), x)
+
+
+@pytest.mark.parametrize("power", [0.5, 1])
+def test_a_width_that_the_target_names_is_no_width_of_the_product(power):
+    inputs = {"x": "B L D", "query": "B L H Dk+R", "key": "B L Dk+R"}
+    found = check_scale(subject_of(parted, inputs, (f"scale=1/(Dk+R)**{power}",), R=6, Dk=8, D=40, H=5))
+    assert [type(one) for one in found] == [Verification if power == 0.5 else Violation]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +33,12 @@ class RunGraph(DataFlow[ReplayedCall]):
     def carries_data(self, producers: Producers) -> bool:
         """Return whether a tensor with these producers depends on the data."""
         return any(producer in self.data or producer in self.depends_on_data for producer in producers)
+
+    def is_projected_state(self, producers: Producers) -> bool:
+        """Return whether a tensor is a projection of what depends on no data, such as learned prompt tokens."""
+        return not self.carries_data(producers) and any(
+            event.name in ops.PRODUCTS | ops.CONVOLUTIONS for event in self.upstream(producers)
+        )
 
 
 def between(graph: RunGraph, start: OutputRef, sources: tuple[Producer, ...]) -> list[ReplayedCall]:
@@ -241,14 +247,30 @@ def softmaxes(graph: RunGraph) -> list[Softmax]:
 
 def cores(flow: RunGraph) -> list[Core]:
     """Return every attention of a run whose scores, weights and values can be found."""
-    result = []
     with_values = [(softmax, value_product(softmax, flow)) for softmax in softmaxes(flow)]
+    return list(_with_scores(with_values, flow))
+
+
+def learned_cores(flow: RunGraph) -> list[Core]:
+    """Return the attentions whose keys and values are projections of what depends on no data, such as a prompt."""
+    with_values = [
+        (softmax, _value_product(softmax, flow, RunGraph.is_projected_state))
+        for softmax in softmaxes(flow)
+        if value_product(softmax, flow) is None
+    ]
+    return [
+        core
+        for core in _with_scores(with_values, flow)
+        if any(flow.is_projected_state(core.scores.sources(place)) for place in core.scores.places)
+    ]
+
+
+def _with_scores(with_values: list[tuple[Softmax, ValueProduct | None]], flow: RunGraph) -> Iterator[Core]:
     for softmax, value in with_values:
         scores = _scores(softmax, flow, [(other, end) for other, end in with_values if other is not softmax])
         if scores is not None and value is not None:
             (first, *more), positional = scores
-            result.append(Core(first, softmax, *value, tuple(more), tuple(positional)))
-    return result
+            yield Core(first, softmax, *value, tuple(more), tuple(positional))
 
 
 def exponential_cores(flow: RunGraph) -> list[Core]:
@@ -402,6 +424,12 @@ def _without_projections(sources: tuple[Producer, ...], flow: RunGraph) -> Itera
 
 def value_product(softmax: Softmax, flow: RunGraph) -> ValueProduct | None:
     """Return the product with the values, and the place of the weights among its operands."""
+    return _value_product(softmax, flow, RunGraph.carries_data)
+
+
+def _value_product(
+    softmax: Softmax, flow: RunGraph, are_values: Callable[[RunGraph, tuple[Producer, ...]], bool]
+) -> ValueProduct | None:
     downstream = flow.downstream_of(softmax.ref)
     reached: set[Producer] = {softmax.ref}
     for event in flow.nodes[softmax.event.order :]:
@@ -412,7 +440,7 @@ def value_product(softmax: Softmax, flow: RunGraph) -> ValueProduct | None:
             for place in candidate.places:
                 other = candidate.sources(candidate.other(place))
                 weights = not reached.isdisjoint(candidate.sources(place))
-                if weights and downstream.isdisjoint(other) and flow.carries_data(other):
+                if weights and downstream.isdisjoint(other) and are_values(flow, other):
                     return candidate, place
         # an index that was chosen by weights, as a decoder chooses its next input, carries none of them
         reached.update(ref for ref in event.refs if event.values[ref.output].is_floating_point())

@@ -96,17 +96,24 @@ def operands(subject: Subject) -> list[AttentionOperand]:
     """Return the queries, keys and values of every attention, one attention after the other."""
     result: list[AttentionOperand] = []
     for measured in subject.measured:
-        core = measured.core
-        query, key = query_and_key(measured)
-        result.append(AttentionOperand("query", core, core.scores.first, query))
-        result.append(AttentionOperand("key", core, core.scores.first, key))
-        result.append(AttentionOperand("value", core, core.value.first, core.values_place))
+        result += operands_of(measured)
     for fused in subject.fused:
         for role in _ROLES:
             place = fused.place(role)
             assert place is not None
             result.append(AttentionOperand(role, fused, fused.event, place))
     return result
+
+
+def operands_of(measured: MeasuredCore) -> AttentionOperands:
+    """Return the query, key and value of an attention whose scores are visible."""
+    core = measured.core
+    query, key = query_and_key(measured)
+    return (
+        AttentionOperand("query", core, core.scores.first, query),
+        AttentionOperand("key", core, core.scores.first, key),
+        AttentionOperand("value", core, core.value.first, core.values_place),
+    )
 
 
 def query_and_key(measured: MeasuredCore) -> tuple[int, int]:

@@ -131,7 +131,7 @@ def rotated_parts(subject: Subject, own: _Own) -> RotatedParts | None:
 
 
 def _observed(subject: Subject, own: _Own) -> _Observed | None:
-    pairs = list(_pairs(subject, own))
+    pairs = list(score_pairs(subject, own))
     if any(len(operand.contracted) != 1 for pair in pairs for operand in pair):
         return None
     alike = _with_equal_tokens(subject, [*(operand for pair in pairs for operand in pair), own[2]])
@@ -182,7 +182,7 @@ def _first_everywhere(axis: int, value: Tensor) -> Tensor:
     return value.narrow(axis, 0, 1).expand(value.shape).clone()
 
 
-def _pairs(subject: Subject, own: _Own) -> Iterator[tuple[AttentionOperand, AttentionOperand]]:
+def score_pairs(subject: Subject, own: _Own) -> Iterator[tuple[AttentionOperand, AttentionOperand]]:
     """Yield the queries and the keys of each product whose results are added to the scores."""
     query, key = own[:2]
     yield query, key

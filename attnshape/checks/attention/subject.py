@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
-from attnshape.checks.attention.cores import Core, FusedCore, RunGraph, cores, fused_cores, product
+from attnshape.checks.attention.cores import Core, FusedCore, RunGraph, cores, fused_cores, learned_cores, product
 from attnshape.checks.attention.elementwise import MeasuredCore, measure_cores
 from attnshape.checks.attention.packing import Packing, packing_of
 from attnshape.checks.attention.perturbation import PerturbationDiff, is_pattern, others_at
@@ -159,6 +159,11 @@ class Subject:
     def measured(self) -> list[MeasuredCore]:
         """Its attentions with their measured maps."""
         return measure_cores(self.experiment, self.graph, self.cores)
+
+    @cached_property
+    def measured_learned(self) -> list[MeasuredCore]:
+        """Its attentions to learned tokens alone, with their measured maps."""
+        return measure_cores(self.experiment, self.graph, learned_cores(self.graph))
 
     @cached_property
     def inputs(self) -> dict[str, Tensor]:

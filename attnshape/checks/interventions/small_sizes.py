@@ -216,7 +216,7 @@ def _cheapest(
     lengths = [name for name in unknowns if _symbol_in(name) in (*LENGTHS, "W")]
     lengths.sort(key=lambda name: plan.sizes.numbers[_symbol_in(name)])
     ordered = [*((a, b, 1) for a, b in itertools.pairwise(lengths)), *_own_below_lengths(plan, unknowns)]
-    fixed_numbers = {plan.sizes.numbers[symbol] for symbol in plan.fixed}
+    fixed_numbers = {plan.sizes.numbers[symbol] for symbol in plan.fixed} | plan.sizes.literals
 
     def chosen_by(order: Sequence[int]) -> dict[str, int]:
         return dict(zip(unknowns, order, strict=True)) | given

@@ -1,0 +1,52 @@
+"""Have all products that are added to the scores one scale?"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from attnshape.checks.attention.cores import Core
+from attnshape.checks.attention.elementwise import measure_cores
+from attnshape.checks.attention.operands import AttentionOperand, AttentionOperands
+from attnshape.checks.attention.rotated_parts import score_pairs
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.rules.protocol import Violation
+from attnshape.checks.rules.scale.stretch import stretch
+
+_CLOSE = 1e-3
+_EVIDENCE = "replaced products and projections by known numbers, and read them at the softmax"
+
+
+def unequal_terms(subject: Subject, own: AttentionOperands) -> Violation | None:
+    """Return the finding about a product of scores whose scale is another one than that of the first product.
+
+    Without a claimed scale that may be meant: a notice. None if they have one scale, or if it can't be told.
+    """
+    scales: list[float] = []
+    for query, key in score_pairs(subject, own):
+        assert isinstance(query.core, Core)
+        scale = _scale(subject, query, key)
+        if scale is None:
+            return None
+        scales.append(scale)
+        if not math.isclose(scale, scales[0], rel_tol=_CLOSE):
+            is_claimed = subject.claims.scale is not None
+            violation = partial(Violation, claims=("scale",)) if is_claimed else partial(Violation, level="notice")
+            message = (
+                f"products of queries and keys are added with different scales: the first has {scales[0]:.4g}, "
+                f"another {scale:.4g}"
+            )
+            hint = "scale their sum: (content + positions) * scale"
+            return violation("AS207", message, query.core.scores.ref, hint, _EVIDENCE, "reproduced")
+    return None
+
+
+def _scale(subject: Subject, query: AttentionOperand, key: AttentionOperand) -> float | None:
+    """Return by how much the scores of one product are larger than the product of projected queries and keys."""
+    assert isinstance(query.core, Core)
+    (measured,) = measure_cores(subject.experiment, subject.graph, [query.core])
+    mapping = measured.scores_map
+    lengths = [stretch(subject, operand) for operand in (query, key)]
+    if mapping is None or mapping.common_factor is None or lengths[0] is None or lengths[1] is None:
+        return None
+    return abs(mapping.common_factor) * lengths[0] * lengths[1]
