@@ -26,7 +26,9 @@ from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.checks.rules.token_order.chosen import PathAxes, check_chosen
+from attnshape.checks.rules.token_order.cut_ends import cut_at_other_end
 from attnshape.checks.rules.token_order.pairs import check_pairs, check_sources
+from attnshape.checks.rules.token_order.ranked import check_ranked
 from attnshape.tracing import operations as ops
 from attnshape.tracing.raw import SourceLocation
 from attnshape.tracing.source_locations import SourceLocator
@@ -43,6 +45,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     """Change a token's query alone, then the contexts that differ, and look at which tokens of the results change."""
     yield from check_sources(subject)
     yield from check_pairs(subject)
+    yield from check_ranked(subject)
     kept = _kept_keys_and_values(subject)
     if kept is None:
         return
@@ -52,6 +55,9 @@ def check(subject: Subject) -> Iterator[Outcome]:
         # one run for all attentions: without other keys and values a token reaches nothing but its own result
         run = subject.perturb(_of_tokens(path, kept))
         moves = _read_moves(run, path) if run.comparable else None
+        if moves is None and run.comparable and (cut := _cut(subject, run, path)) is not None:
+            yield cut
+            return
         reached = [query for query in queries if run.comparable and run.any(query.core.context)]
         if moves is not None and all(token == end for token, end in moves):
             judged = judged or bool(reached)
@@ -80,6 +86,15 @@ def check(subject: Subject) -> Iterator[Outcome]:
         judged = True
     if judged:
         yield Verification("tokens come out of attention in the order in which they went in")
+
+
+def _cut(subject: Subject, run: PerturbationDiff, path: _Path) -> Violation | None:
+    """Return the finding about joined tokens that are kept where some of the input's are cut off."""
+    mask = dict(run.returned()).get(path.result)
+    if mask is None or len(path.sizes) > 1:
+        return None
+    ends = dict(_ends_in(mask, path))
+    return cut_at_other_end(subject, path.name, path.result, (path.rows, path.tokens), path.size, ends)
 
 
 def _of_chosen(
@@ -277,17 +292,22 @@ def _read_moves(run: PerturbationDiff, path: _Path) -> list[tuple[int, int]] | N
 
 def _moves_in(mask: Tensor, path: _Path) -> list[tuple[int, int]] | None:
     """Return each token that was changed, with the token that differs in a mask of a result's axes."""
+    moves = []
+    for token, ends in _ends_in(mask, path):
+        if len(ends) > 1 or (not ends and token not in (0, path.size - 1)):
+            return None
+        moves += [(token, end) for end in ends]
+    return moves or None
+
+
+def _ends_in(mask: Tensor, path: _Path) -> Iterator[tuple[int, list[int]]]:
+    """Yield each token that was changed, with the tokens that differ in a mask of a result's axes."""
     last = path.result_tokens + len(path.sizes) - 1
     rows = _flat(path.result_rows, path.result_tokens, last)
     after = path.result_tokens - (path.result_tokens > path.result_rows)
-    moves = []
     by_element = mask.flatten(path.result_tokens, last).movedim(rows, 0)
     for token, differing in zip(path.changed, by_element, strict=True):
-        tokens = changed_indices(differing, after)
-        if len(tokens) > 1 or (not tokens and token not in (0, path.size - 1)):
-            return None
-        moves += [(token, end) for end in tokens]
-    return moves or None
+        yield token, sorted(changed_indices(differing, after))
 
 
 def _is_reordering(moves: list[tuple[int, int]], size: int) -> bool:
