@@ -369,6 +369,17 @@ def test_masks_of_heads_in_the_order_of_another_folding():
     assert errors(checked(of_heads(lambda keep, batch: keep.repeat(batch, 1, 1)))) == []
 
 
+def fused(qkv):
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def test_positions_count_tokens_and_not_their_parts():
+    inputs = {"qkv": "B L 3 H Dk"}
+    assert errors(attnshape.check(fused, inputs=inputs, claims=["visible=k <= q"])) == []
+    assert errors(attnshape.check(fused, inputs=inputs, claims=["visible=k < q"])) == ["AS506"]
+
+
 def test_notice_names_the_claim_that_settles_it():
     (notice,) = checked(prompt).findings
     assert (notice.code, notice.level) == ("AS408", "notice")

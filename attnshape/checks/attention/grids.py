@@ -6,7 +6,7 @@ they meet. So the places are known however the map was flattened, transposed, or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -100,13 +100,15 @@ class _Division:
 class TokenGrid:
     """Tokens on a map, as a call reads it that gives them another layout."""
 
-    def __init__(self, subject: Subject, first: ReplayedCall, source: Producer, axes: _Axes) -> None:
-        """`source` is the map, whose `axes` hold its rows and columns; `first` gives it another layout."""
+    def __init__(
+        self, subject: Subject, source: Producer, shape: torch.Size, axes: Sequence[int], sizes: tuple[int, int]
+    ) -> None:
+        """`source` is the map, whose `axes` hold its rows and columns: two axes, or one that holds row after row."""
         self._subject = subject
         self.source = source
         self._axes = axes
-        self._shape = first.operand_values[0].shape
-        self.sizes = (self._shape[axes[0]], self._shape[axes[1]])
+        self._shape = shape
+        self.sizes = sizes
         self._made: dict[tuple[_Division, bool], list[_ChangedLines]] = {}
 
     @property
@@ -266,10 +268,30 @@ def grid(subject: Subject) -> TokenGrid | None:
         axes, source = _axes_of_map(subject, event), event.sources[0][-1]
         if axes is None:
             continue
-        found = TokenGrid(subject, event, source, axes)
-        rows, columns = found.sizes
-        is_map = rows != columns and min(rows, columns) > 1 and found.count <= _MOST_TOKENS
-        return found if is_map and found.is_followed else None
+        shape = event.operand_values[0].shape
+        found = TokenGrid(subject, source, shape, axes, (shape[axes[0]], shape[axes[1]]))
+        return found if _is_map(found) else None
+    written = _written_grid(subject)
+    return written if written is not None and _is_map(written) else None
+
+
+def _is_map(found: TokenGrid) -> bool:
+    rows, columns = found.sizes
+    return rows != columns and min(rows, columns) > 1 and found.count <= _MOST_TOKENS and found.is_followed
+
+
+def _written_grid(subject: Subject) -> TokenGrid | None:
+    """Return the map whose rows and columns the user wrote as one axis of an input: `x: B Y*X D`."""
+    for name, written in subject.experiment.target.sizes.inputs.items():
+        value = subject.inputs.get(name)
+        found = token_axes(subject, value) if value is not None else None
+        if value is None or found is None or len(found.axes) != 1:
+            continue
+        (axis,) = found.axes
+        sides = written[axis].text.split("*")
+        if len(sides) == 2 and all(side in subject.numbers for side in sides):
+            rows, columns = (subject.numbers[side] for side in sides)
+            return TokenGrid(subject, name, value.shape, found.axes, (rows, columns))
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Replace
 from attnshape.checks.interventions.small_sizes import involves
+from attnshape.dims.expressions import AxisExpression
 
 NO_TOKEN = -1
 """The position of what comes from no token of the inputs, such as a learned query."""
@@ -56,11 +57,21 @@ def token_axes(subject: Subject, value: Tensor) -> TokenAxes | None:
     others = {_batch_axis(subject, value, lengths)}
     others |= {axis for axis, size in enumerate(value.shape) if size in subject.head_sizes - lengths}
     axes = [axis for axis in range(value.ndim) if axis not in others]
+    # beside a known width, a size that the user wrote as a number counts parts of tokens, as in B L 3 H Dk
+    parts = {size for axes in subject.experiment.target.sizes.inputs.values() for size in _numbers(axes)} - lengths
+    whole = [axis for axis in axes if value.shape[axis] not in parts]
+    if len(whole) > 1 and any(value.shape[axis] in _widths(subject) for axis in whole):
+        axes = whole
     if axes and (value.is_floating_point() or value.is_complex()):
         axes.remove(_feature_axis(subject, value, axes))
     if not axes or axes != list(range(axes[0], axes[-1] + 1)):
         return None
     return TokenAxes(tuple(value.shape), tuple(axes))
+
+
+def _numbers(axes: Iterable[AxisExpression]) -> set[int]:
+    """Return the sizes that are written as numbers."""
+    return {axis.evaluate({}) for axis in axes if not axis.symbols}
 
 
 def _element_axes(subject: Subject, value: Tensor) -> TokenAxes | None:
@@ -84,11 +95,14 @@ def _batch_axis(subject: Subject, value: Tensor, lengths: Collection[int]) -> in
 
 
 def _feature_axis(subject: Subject, value: Tensor, axes: Sequence[int]) -> int:
-    widths = [subject.numbers[name] for name in _WIDTHS if name in subject.numbers]
-    found = [axis for axis in axes if value.shape[axis] in widths]
+    found = [axis for axis in axes if value.shape[axis] in _widths(subject)]
     if len(found) == 1:
         return found[0]
     return axes[0] if subject.is_channels_first and value.ndim > 2 else axes[-1]
+
+
+def _widths(subject: Subject) -> list[int]:
+    return [subject.numbers[name] for name in _WIDTHS if name in subject.numbers]
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,11 @@ def _judge(
     is_own = steps == 0
     if not is_own.numel():
         return False
+    other = (keys if own.role == "query" else queries).expand(known.shape)[known]
+    if queries.numel() == keys.numel() and bool((_along(mapping.source, term, axis)[known] == other).all()):
+        along, at = ("row", "query") if own.role == "key" else ("column", "key")
+        message = f"scores of positions are transposed: those that {own.role} i gets are in the {along} of {at} i"
+        return _violation(subject, visible, term, message, "transpose them before they are added: .transpose(-1, -2)")
     if float(is_own.double().mean()) < _FEWEST_OWN:
         is_shifted = bool((steps == steps[0]).all())
         if not is_shifted or not _have_the_same_rows(subject, term, place, own, expected.numel()):

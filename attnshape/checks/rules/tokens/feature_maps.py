@@ -14,7 +14,7 @@ from attnshape.checks.attention.layouts import feature_axes
 from attnshape.checks.attention.perturbation import changed_indices
 from attnshape.checks.attention.products import recompute
 from attnshape.checks.attention.subject import Subject
-from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
+from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.tracing import operations as ops
 
 _READERS = ops.CONVOLUTIONS | ops.POOLINGS
@@ -148,19 +148,25 @@ def _layout_before(subject: Subject, reader: ReplayedCall) -> list[tuple[Replaye
 
 
 def _reads_tokens(subject: Subject, event: ReplayedCall) -> bool:
-    """Return whether the last axis of what a call reads holds the features of one token each.
-
-    That is so where a projection or a norm returns it, or reads it elsewhere, over that axis.
-    """
+    """Return whether the last axis of what a call reads holds the features of one token each."""
     (producer, *_), value = event.sources[0], event.operand_values[0]
-    if value.ndim < 2 or not subject.graph.carries_data(event.sources[0]):
-        return False
+    return value.ndim >= 2 and subject.graph.carries_data(event.sources[0]) and _are_tokens(subject, producer, value)
+
+
+def _are_tokens(subject: Subject, producer: Producer, value: Tensor) -> bool:
+    """Return whether a projection or a norm makes a tensor, or reads it elsewhere, over its last axis.
+
+    A sum holds tokens if one of its terms does, as where an attention's result is added to the residual stream.
+    """
     if isinstance(producer, OutputRef):
         maker = subject.base.event(producer)
         if maker.name in ops.TOKEN_NORMS:
             return True
         if maker.name in ops.PRODUCTS and len(maker.operand_values) >= 2:
             return feature_axes(subject, maker) == (value.ndim - 1,)
+        if maker.name in ops.ADDITIONS:
+            terms = zip(maker.sources, maker.operand_values, strict=True)
+            return any(_are_tokens(subject, one[0], term) for one, term in terms if one and term.shape == value.shape)
     readers = [reader for reader, place in subject.graph.consumers.get(producer, []) if place == 0]
     return any(reader.name in ops.TOKEN_NORMS | {"linear"} for reader in readers)
 
