@@ -78,6 +78,12 @@ class _RulePass:
         causes = root_causes(self.of(Violation), self.subject)
         return [violation for violation in causes if violation.level == "error"]
 
+    @property
+    def open_claims(self) -> set[str]:
+        """The names of the claims that no rule could judge, or that one left undecided."""
+        named = {name for outcome in self.outcomes for name in outcome.claims}
+        return {name for gap in self.of(Undecided) for name in gap.claims} | ({*self.subject.claims.names} - named)
+
     @cached_property
     def places(self) -> frozenset[tuple[str, str, int]]:
         """The code and the line of each violation."""
@@ -239,9 +245,11 @@ def _run_rules(
 ) -> list[_RulePass]:
     """Run every rule at the first suitable sizes, and at other sizes too if there is an error to confirm.
 
-    Where the second set of sizes doesn't have an error of the first one, a third one decides.
+    Where the second set of sizes doesn't have an error of the first one, a third one decides. Where the first set
+    leaves claims open, as where two axes happen to have one size, the second one counts if it decides more of them.
     """
     passes: list[_RulePass] = []
+    undecided: _RulePass | None = None
     smallest: Subject | None = None
     for numbers in candidates:
         progress(f"checking at {', '.join(f'{symbol}={size}' for symbol, size in numbers.items())}")
@@ -252,8 +260,15 @@ def _run_rules(
             smallest = min(smallest or subject, subject, key=lambda candidate: candidate.experiment.bytes)
             continue
         passes.append(_RulePass(subject, list(_outcomes(subject, progress))))
+        if undecided is not None and len(passes) == 1 and len(passes[0].open_claims) >= len(undecided.open_claims):
+            return [undecided]
+        if undecided is None and passes[0].open_claims and not passes[0].errors:
+            undecided = passes.pop()
+            continue
         if len(passes) == _MOST_PASSES or _are_confirmed(passes):
             return passes
+    if not passes and undecided is not None:
+        passes.append(undecided)
     if not passes and smallest is not None:
         passes.append(_RulePass(smallest, list(_outcomes(smallest, progress))))
     return passes

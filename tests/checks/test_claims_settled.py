@@ -12,7 +12,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import OutOfTimeError
 from attnshape.checks.interventions.replay import OutputRef
 from attnshape.checks.rules import scale
-from attnshape.checks.rules.protocol import Outcome, Verification, Violation
+from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.errors import ExitStatus
 from attnshape.model.report import Report
 from attnshape.options.claims import parse_claims
@@ -123,6 +123,39 @@ def test_softmax_without_scores_is_not_denied(tmp_path: Path) -> None:
     report = check_request(spec, RunOptions(), parse_claims(()), 300.0, contextlib.nullcontext)
     why = next(gap.why for gap in report.not_checked if gap.what == "softmax")
     assert why == "no product that makes its scores or sums values with its weights was found"
+
+
+LAYOUT = """
+import torch
+
+
+def attend(q, k, v):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return scores.softmax(-1) @ v
+"""
+
+
+def test_claim_that_the_first_sizes_leave_open_is_judged_at_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code.py").write_text(LAYOUT)
+    spec = TargetSpec(f"{tmp_path}/code.py:attend", inputs={"q": "B L D", "k": "B L D", "v": "B L D"})
+    seen: list[Subject] = []
+
+    def open_at_first(subject: Subject) -> Iterator[Outcome]:
+        seen.append(subject)
+        yield (
+            Undecided("scale of the scores", "two axes have one size", ("scale",))
+            if len(seen) == 1
+            else (Verification("scores are scaled", ("scale",)))
+        )
+
+    monkeypatch.setattr(scale, "check", open_at_first)
+    report = check_request(spec, RunOptions(), parse_claims(["scale=1/sqrt(Dk)"]), 300.0, contextlib.nullcontext)
+    assert report.claim_outcomes == {"scale=1/sqrt(Dk)": "verified"}
+    assert report.undecided == ()
+    assert len(seen) == 2
+    assert seen[0].numbers != seen[1].numbers
 
 
 def failing(subject: Subject) -> Iterator[Outcome]:
