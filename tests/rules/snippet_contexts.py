@@ -232,6 +232,13 @@ CONTEXTS: dict[str, Context] = {
         init="self.offsets, self.weights = nn.Linear(D, 6), nn.Linear(D, 3)",
     ),
     "AS123": Context(SPLIT, OUTPUT.replace("context", "out"), init="self.size = 4"),
+    "AS124": Context(
+        "L = 6 * W",
+        f"x = x.flatten(1, 2)\n{SPLIT}\n{ATTEND}",
+        {"x": "torch.randn(B, 4, 6 * W, D)"},
+        "B, H, Dk, W",
+        init="self.reduction = nn.Linear(4 * D, D)",
+    ),
     "AS201": Context("", f"v = self.wv(x).view(B, L, H, Dk).transpose(1, 2)\n{SOFTMAX}"),
     "AS202": Context(CROSS_SPLIT, f"context = scores.softmax(dim=-1) @ v\n{CROSS_OUTPUT}", **CROSS),
     "AS203": Context("Dk = D\nk = self.wk(x)", "return scores.softmax(dim=-1) @ self.wv(x)", **ONE_HEAD),
