@@ -38,6 +38,8 @@ _EXPLANATIONS = (
     _Explanation(("AS506",), ("AS101", "AS102")),
     # tokens that are hidden only after the softmax still count in its sum
     _Explanation(("AS303",), ("AS411",)),
+    # without a softmax, keys that a mask hides from one of two sums only leave the weights without a sum of one
+    _Explanation(("AS407",), ("AS302",)),
     # of heads that overlap, the last features of the projection are in none
     _Explanation(("AS121",), ("AS807",)),
     # heads that are mixed up in the order of the batch meet other parts of a bias in each batch element

@@ -55,13 +55,13 @@ def check(subject: Subject) -> Iterator[Outcome]:
         # one run for all attentions: without other keys and values a token reaches nothing but its own result
         run = subject.perturb(_of_tokens(path, kept))
         moves = _read_moves(run, path) if run.comparable else None
-        if moves is None and run.comparable and (cut := _cut(subject, run, path)) is not None:
-            yield cut
-            return
         reached = [query for query in queries if run.comparable and run.any(query.core.context)]
         if moves is not None and all(token == end for token, end in moves):
             judged = judged or bool(reached)
             continue
+        if run.comparable and (cut := _cut(subject, run, path)) is not None:
+            yield cut
+            return
         in_order = []
         for query in reached[:_MOST_ATTENTIONS]:
             contexts = _with_contexts_changed(subject, run, query, path, kept)
@@ -269,13 +269,13 @@ def _first_meeting(
             return None
         at = replace(path, result_rows=shape.index(batch), result_tokens=starts[0])
         mask = run.mask(others[0]) if isinstance(others[0], OutputRef) else _of_input(subject, run, others[0])
-        before, after = (dict(_moves_in(one, at) or ()) for one in (mask, contexts.mask(own[0])))
-        if before.keys() != after.keys() or len(set(after.values())) < len(after):
+        before, after = (dict(_ends_in(one, at)) for one in (mask, contexts.mask(own[0])))
+        if any(len(ends) > 1 for ends in (*before.values(), *after.values())):
             return None  # tokens are mixed, which is another mistake
-        moves = [
-            _Move(token, end, f"is added to token {path.place(end)}", event.order)
-            for token, end in zip(before.values(), after.values(), strict=True)
-        ]
+        both = [(before[token][0], after[token][0]) for token in before if before[token] and after[token]]
+        if len({end for _, end in both}) < len(both):
+            return None
+        moves = [_Move(token, end, f"is added to token {path.place(end)}", event.order) for token, end in both]
         return next((move for move in moves if move.token != move.end), None)
     return None
 

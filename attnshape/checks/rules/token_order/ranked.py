@@ -12,14 +12,15 @@ from torch import Tensor
 
 from attnshape.checks.attention.cores import between
 from attnshape.checks.attention.elementwise import MeasuredCore
-from attnshape.checks.attention.operands import operands_of
+from attnshape.checks.attention.operands import AttentionOperand, operands_of
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
 from attnshape.checks.rules.protocol import Violation
-from attnshape.tracing.operations import DATA_MOVEMENT, GATHERS, PRODUCTS
+from attnshape.tracing.operations import DATA_MOVEMENT, GATHERS, JOINS, PRODUCTS
 
 _RANKINGS = frozenset({"topk", "sort"})
+_ORDERS = _RANKINGS | {"argsort", "flip", "roll"}
 
 
 def check_ranked(subject: Subject) -> Iterator[Violation]:
@@ -28,12 +29,9 @@ def check_ranked(subject: Subject) -> Iterator[Violation]:
         core = measured.core
         chain = between(subject.graph, core.scores.ref, core.softmax.sources)
         rankings = [event for event in chain if event.name in _RANKINGS]
-        if len(rankings) != 1 or rankings[0].values[0].shape != core.weights.shape:
-            continue
-        (ranking,) = rankings
-        numbers = _numbers_of_values(subject, measured, ranking)
-        indices = ranking.values[1]
-        if numbers is None or numbers.shape != indices.shape or torch.equal(numbers, indices):
+        indices = _indices(rankings[0], core.weights.squeeze()) if len(rankings) == 1 else None
+        numbers = _numbers_of_values(subject, measured, rankings[0]) if indices is not None else None
+        if indices is None or numbers is None or numbers.shape != indices.shape or torch.equal(numbers, indices):
             continue
         if torch.equal(numbers.sort(-1).values, indices.sort(-1).values):
             slot = tuple((numbers != indices).nonzero()[0].tolist())
@@ -43,43 +41,65 @@ def check_ranked(subject: Subject) -> Iterator[Violation]:
             )
             hint = "gather the values at the indices as topk or sort returns them, in the order of the scores"
             evidence = "gave each value the number of its token, and compared with the indices of the largest scores"
-            yield Violation("AS107", message, _rearrangement(subject, ranking) or core.context, hint, evidence)
+            yield Violation(
+                "AS107",
+                message,
+                _rearrangement(subject, operands_of(measured)[2], rankings[0]) or core.context,
+                hint,
+                evidence,
+            )
+
+
+def _indices(ranking: ReplayedCall, weights: Tensor) -> Tensor | None:
+    """Return the index of the key of each weight, without axes of size 1; None if that can't be told.
+
+    A sort has all keys, of which the first ones are kept.
+    """
+    indices = ranking.values[1].squeeze()
+    if indices.ndim != weights.ndim or not indices.ndim or indices.shape[-1] < weights.shape[-1]:
+        return None
+    kept = indices[..., : weights.shape[-1]]
+    return kept if kept.shape == weights.shape else None
 
 
 def _numbers_of_values(subject: Subject, measured: MeasuredCore, ranking: ReplayedCall) -> Tensor | None:
-    """Return the number of the token whose value each weight meets; None if that can't be told."""
-    core, value = measured.core, operands_of(measured)[2]
-    ref = _projection(subject, value.sources)
-    before = {one for event in subject.graph.upstream(core.scores.sources(core.scores.left)) for one in event.refs}
-    before |= {one for event in subject.graph.upstream(core.scores.sources(core.scores.right)) for one in event.refs}
-    if ref is None or ref in before:
-        return None
-    count = ranking.operand_values[0].shape[-1]
-    shape = subject.base.value(ref).shape
-    axes = [axis for axis, size in enumerate(shape) if size == count]
-    if len(axes) != 1:
-        return None
-    run = subject.experiment.run(Intervention(results={ref: _numbered(axes[0])}))
-    if not run.follows(subject.base):
-        return None
-    met = value.of(run)
-    feature = [axis for axis in range(met.ndim) if met.shape[axis] == value.value.shape[-1]]
-    if met.ndim != ranking.values[1].ndim + 1 or not feature:
-        return None
-    least, most = met.amin(feature[-1]), met.amax(feature[-1])
-    return least.round().long() if torch.equal(least, most) else None
+    """Return the number of the token whose value each weight meets, without axes of size 1.
+
+    None if that can't be told.
+    """
+    value = operands_of(measured)[2]
+    count, width = ranking.operand_values[0].shape[-1], value.value.shape[-1]
+    for ref in _before_choice(subject, value.sources):
+        axes = [axis for axis, size in enumerate(subject.base.value(ref).shape) if size == count]
+        if len(axes) != 1:
+            continue
+        run = subject.experiment.run(Intervention(results={ref: _numbered(axes[0])}))
+        if not run.follows(subject.base) or not torch.equal(run.event(ranking.refs[0]).values[1], ranking.values[1]):
+            continue
+        met = value.of(run)
+        features = [axis for axis in range(met.ndim) if met.shape[axis] == width]
+        if not features:
+            continue
+        least, most = met.amin(features[-1]), met.amax(features[-1])
+        if torch.equal(least, most):
+            return least.squeeze().round().long()
+    return None
 
 
-def _projection(subject: Subject, sources: tuple[Producer, ...]) -> OutputRef | None:
-    """Return the projection whose numbers are moved to a tensor; indices that choose them don't count."""
+def _before_choice(subject: Subject, sources: tuple[Producer, ...]) -> Iterator[OutputRef]:
+    """Yield the results whose numbers are moved to a tensor: that among which indices choose, then those before it."""
+    chosen = False
     while len(sources) == 1 and isinstance(source := sources[0], OutputRef):
         event = subject.base.event(source)
         if event.name in PRODUCTS:
-            return source
+            yield source
+            return
         if event.name not in DATA_MOVEMENT | GATHERS:
-            return None
+            return
+        if chosen:
+            yield source
+        chosen = chosen or (len(event.sources) > 1 and event.name not in JOINS)
         sources = event.sources[0]
-    return None
 
 
 def _numbered(axis: int) -> Replace:
@@ -92,12 +112,8 @@ def _numbered(axis: int) -> Replace:
     return change
 
 
-def _rearrangement(subject: Subject, ranking: ReplayedCall) -> OutputRef | None:
-    """Return the call that gives the indices another order."""
-    reached = {OutputRef(ranking.order, 1)}
-    for event in subject.base.events[ranking.order :]:
-        if event.name in _RANKINGS | {"flip", "roll", "argsort"} and event.producers & reached:
-            return event.refs[0]
-        if event.producers & reached and not event.values[0].is_floating_point():
-            reached.update(event.refs)
-    return None
+def _rearrangement(subject: Subject, value: AttentionOperand, ranking: ReplayedCall) -> OutputRef | None:
+    """Return the last call that gives the indices of the values an order of their own."""
+    upstream = subject.graph.upstream(value.sources)
+    orders = (event for event in upstream if event.name in _ORDERS and event.order != ranking.order)
+    return next((event.refs[-1] for event in orders if not event.values[-1].is_floating_point()), None)
