@@ -615,7 +615,11 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS717-waves_by_columns",
     ),
     r"the scores that a \w+ gets for positions are its own": (
+        "AS714-disentangled_bmm",
+        "AS714-indexed_head_by_head",
+        "AS714-key_rows_shifted",
         "AS714-key_scores_not_transposed",
+        "AS714-keys_in_fused_bias",
         "AS714-last_row_dropped",
         "AS714-not_shifted",
         "AS714-rows_of_earlier_queries",

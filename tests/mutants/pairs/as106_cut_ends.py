@@ -14,6 +14,7 @@ SIZES = (
     {"B": 5, "H": 3, "L": 14, "Dk": 8, "R": 2},
     {"B": 6, "H": 4, "L": 13, "Dk": 7, "R": 5},
 )
+SELF = ({"B": 5, "H": 2, "L": 9, "Dk": 7}, {"B": 4, "H": 3, "L": 11, "Dk": 6}, {"B": 6, "H": 4, "L": 13, "Dk": 8})
 PAIRS = [
     ("AS106", "registers_of_two_blocks", *SIZES),
     ("AS106", "memory_tokens_narrowed", *SIZES),
@@ -21,6 +22,8 @@ PAIRS = [
     ("AS106", "prompts_in_einsum", *SIZES),
     ("AS106", "registers_behind_the_stream", *SIZES),
     ("AS106", "last_pixels_left_out", *SIZES),
+    ("AS106", "one_class_token", *SELF),
+    ("AS106", "residual_outside", *SIZES),
 ]
 
 
@@ -307,3 +310,86 @@ def reference_last_pixels_left_out(module, x):
     (wq, wk, wv), (bq, bk, bv) = module.qkv.weight.squeeze(-1).chunk(3), module.qkv.bias.chunk(3)
     context = x + multihead(x @ wq.T + bq, both @ wk.T + bk, both @ wv.T + bv, 1)
     return (context @ module.out.weight.squeeze(-1).T + module.out.bias).mT
+
+
+class PatchFeatures(nn.Module):
+    """A class token is joined in front of the patches; only the patches' features are returned."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.cls_token = nn.Parameter(torch.randn(1, 1, width))
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def without_class(self, tokens):
+        return tokens[:, 1:]
+
+    def forward(self, patches):
+        tokens = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(tokens).chunk(3, dim=-1))
+        context = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.without_class(tokens + self.proj(context))
+
+
+class PatchFeaturesBeforeLast(PatchFeatures):
+    def without_class(self, tokens):
+        return tokens[:, :-1]  # wrong: AS106 one_class_token
+
+
+def _features(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}
+
+
+def wrong_one_class_token(B, H, L, Dk):
+    return _features(PatchFeaturesBeforeLast, B, H, L, Dk)
+
+
+def right_one_class_token(B, H, L, Dk):
+    return _features(PatchFeatures, B, H, L, Dk)
+
+
+def reference_one_class_token(module, patches):
+    tokens = torch.stack([torch.cat((module.cls_token[0], element)) for element in patches])
+    tokens = tokens + merge(attend(*fused(tokens, module.qkv, module.heads)), module.proj)
+    return torch.stack([tokens[:, 1 + patch] for patch in range(patches.shape[1])], dim=1)
+
+
+class RegisterAttention(nn.Module):
+    """Registers take part in the attention of one layer; the residual connection is of the tokens alone."""
+
+    def __init__(self, width, heads, count):
+        super().__init__()
+        self.heads = heads
+        self.registers = nn.Parameter(torch.randn(1, count, width))
+        self.in_proj, self.out_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def attend(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.in_proj(x).chunk(3, dim=-1))
+        return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    def update(self, out, length):
+        return out[:, -length:]
+
+    def forward(self, x):
+        joined = torch.cat([self.registers.expand(x.size(0), -1, -1), x], dim=1)
+        return x + self.update(self.attend(joined), x.size(1))
+
+
+class RegisterAttentionOfFirst(RegisterAttention):
+    def update(self, out, length):
+        return out[:, :length]  # wrong: AS106 residual_outside
+
+
+def wrong_residual_outside(B, H, L, Dk, R):
+    return _joined(RegisterAttentionOfFirst, B, H, L, Dk, R)
+
+
+def right_residual_outside(B, H, L, Dk, R):
+    return _joined(RegisterAttention, B, H, L, Dk, R)
+
+
+def reference_residual_outside(module, x):
+    both = torch.stack([torch.cat((module.registers[0], element)) for element in x])
+    (wq, wk, wv), (bq, bk, bv) = module.in_proj.weight.chunk(3), module.in_proj.bias.chunk(3)
+    context = multihead(x @ wq.T + bq, both @ wk.T + bk, both @ wv.T + bv, module.heads)
+    return x + project(context, module.out_proj)

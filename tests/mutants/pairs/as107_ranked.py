@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from tests.mutants.pairs.as4_reference import heads, merge, project
+from tests.mutants.pairs.as4_reference import fused, heads, merge, project
 
 SELF = (
     {"B": 4, "H": 5, "L": 11, "Dk": 6, "K": 3},
@@ -22,6 +22,10 @@ PAIRS = [
     ("AS107", "best_slots_reversed", *CROSS),
     ("AS107", "places_ranked_again", *CROSS),
     ("AS107", "edges_in_order", *SELF),
+    ("AS107", "matmul_of_unsqueezed", *SELF),
+    ("AS107", "fused_qkv", *SELF),
+    ("AS107", "sorted_and_cut", *SELF),
+    ("AS107", "argsort_again", *SELF),
 ]
 
 
@@ -203,3 +207,154 @@ def reference_edges_in_order(module, x):
     normed = normed * module.norm.weight + module.norm.bias
     parts = (torch.stack(project(normed, one).chunk(module.heads, -1), 1) for one in (module.q, module.k, module.v))
     return x + merge(best_only(*parts, module.count))
+
+
+def gathered(values, places):
+    """Take from (B, H, L, Dk) at each query's (B, H, L, K) places, (B, H, L, K, Dk)."""
+    for_each_query = values.unsqueeze(2).expand(-1, -1, places.shape[2], -1, -1)
+    return for_each_query.gather(3, places.unsqueeze(-1).expand(*places.shape, values.shape[-1]))
+
+
+class SparseAttention(nn.Module):
+    """Each query's weights are a row, multiplied with the matrix of its best keys' values."""
+
+    def __init__(self, width, heads, count):
+        super().__init__()
+        self.heads, self.count = heads, count
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(width, width) for _ in range(4))
+
+    def selected(self, v, places):
+        return gathered(v, places)
+
+    def forward(self, x):
+        q, k, v = (one(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (self.to_q, self.to_k, self.to_v))
+        best, places = torch.topk(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), self.count, dim=-1)
+        weights = best.softmax(dim=-1)
+        out = (weights.unsqueeze(-2) @ self.selected(v, places)).squeeze(-2)
+        return self.to_out(out.transpose(1, 2).flatten(2))
+
+
+class SparseAttentionInOrder(SparseAttention):
+    def selected(self, v, places):
+        places, _ = places.sort(dim=-1)  # wrong: AS107 matmul_of_unsqueezed
+        return gathered(v, places)
+
+
+def wrong_matmul_of_unsqueezed(B, H, L, Dk, K):
+    return _self(SparseAttentionInOrder, B, H, L, Dk, K)
+
+
+def right_matmul_of_unsqueezed(B, H, L, Dk, K):
+    return _self(SparseAttention, B, H, L, Dk, K)
+
+
+def reference_matmul_of_unsqueezed(module, x):
+    q, k, v = (heads(x, one, module.heads) for one in (module.to_q, module.to_k, module.to_v))
+    return merge(best_only(q, k, v, module.count), module.to_out)
+
+
+class FusedTopK(nn.Module):
+    """One projection makes queries, keys and values, of which only the best are read."""
+
+    def __init__(self, width, heads, count):
+        super().__init__()
+        self.heads, self.count = heads, count
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def chosen(self, indices):
+        return indices
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        scores, indices = (q @ k.mT * q.shape[-1] ** -0.5).topk(self.count, dim=-1)
+        values = gathered(v, self.chosen(indices))
+        return torch.einsum("bhlk,bhlkd->blhd", scores.softmax(dim=-1), values).flatten(2)
+
+
+class FusedTopKByPlace(FusedTopK):
+    def chosen(self, indices):
+        return torch.sort(indices, dim=-1).values  # wrong: AS107 fused_qkv
+
+
+def wrong_fused_qkv(B, H, L, Dk, K):
+    return _self(FusedTopKByPlace, B, H, L, Dk, K)
+
+
+def right_fused_qkv(B, H, L, Dk, K):
+    return _self(FusedTopK, B, H, L, Dk, K)
+
+
+def reference_fused_qkv(module, x):
+    return merge(best_only(*fused(x, module.qkv, module.heads), module.count))
+
+
+class SortedScores(nn.Module):
+    """All scores are sorted, the best first, and the rest is cut off."""
+
+    def __init__(self, width, heads, count):
+        super().__init__()
+        self.heads, self.count = heads, count
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+
+    def best(self, order):
+        return order[..., : self.count]
+
+    def forward(self, x):
+        q, k, v = (one(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        scores, order = torch.sort(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1, descending=True)
+        weights = scores[..., : self.count].softmax(dim=-1)
+        return torch.einsum("bhlk,bhlkd->blhd", weights, gathered(v, self.best(order))).flatten(2)
+
+
+class SortedScoresBestLast(SortedScores):
+    def best(self, order):
+        return order[..., : self.count].flip(-1)  # wrong: AS107 sorted_and_cut
+
+
+def wrong_sorted_and_cut(B, H, L, Dk, K):
+    return _self(SortedScoresBestLast, B, H, L, Dk, K)
+
+
+def right_sorted_and_cut(B, H, L, Dk, K):
+    return _self(SortedScores, B, H, L, Dk, K)
+
+
+def reference_sorted_and_cut(module, x):
+    q, k, v = (heads(x, one, module.heads) for one in (module.query, module.key, module.value))
+    return merge(best_only(q, k, v, module.count))
+
+
+class RankedKeys(nn.Module):
+    """The best scores are found by topk, and the keys that they belong to by argsort."""
+
+    def __init__(self, width, heads, count):
+        super().__init__()
+        self.heads, self.count = heads, count
+        self.wq, self.wk, self.wv = (nn.Linear(width, width, bias=False) for _ in range(3))
+
+    def ranked(self, scores):
+        return scores.argsort(dim=-1, descending=True)[..., : self.count]
+
+    def forward(self, x):
+        q, k, v = (one(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (self.wq, self.wk, self.wv))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        weights = scores.topk(self.count, dim=-1).values.softmax(dim=-1)
+        return torch.einsum("bhlk,bhlkd->blhd", weights, gathered(v, self.ranked(scores))).flatten(2)
+
+
+class RankedKeysAscending(RankedKeys):
+    def ranked(self, scores):
+        return scores.argsort(dim=-1)[..., -self.count :]  # wrong: AS107 argsort_again
+
+
+def wrong_argsort_again(B, H, L, Dk, K):
+    return _self(RankedKeysAscending, B, H, L, Dk, K)
+
+
+def right_argsort_again(B, H, L, Dk, K):
+    return _self(RankedKeys, B, H, L, Dk, K)
+
+
+def reference_argsort_again(module, x):
+    q, k, v = (heads(x, one, module.heads) for one in (module.wq, module.wk, module.wv))
+    return merge(best_only(q, k, v, module.count))

@@ -67,7 +67,7 @@ def _both_sides(visible: VisibleKeys, columns: Tensor) -> list[tuple[int, int, i
 
 def _is_mirrored(value: Tensor, axis: int, middle: int, before: list[int], after: list[int]) -> bool:
     """Return whether the rows on both sides of one are the same, and differ from each other on each side."""
-    rows = value.movedim(axis, 0).flatten(1).double()
+    rows = value.movedim(axis, 0).reshape(value.shape[axis], -1).double()
     most = float(rows.abs().max())
     if not bool(torch.isclose(rows[before], rows[after], rtol=_SAME, atol=_SAME * most).all()):
         return False

@@ -30,7 +30,10 @@ def check(subject: Subject) -> Iterator[Outcome]:
     """Follow each cached input into attention, and compare it with what the call returns."""
     past = subject.past_size
     cached = [name for name, value in subject.inputs.items() if past > 1 and past in value.shape and value.ndim >= 3]
-    origins = {name for operand in operands(subject) for name in subject.graph.origins(operand.sources)}
+    read = [operand.sources for operand in operands(subject)]
+    products = (product for core in subject.cores for product in (*core.more_scores, *core.positional))
+    read += [product.sources(place) for product in products for place in product.places]
+    origins = {name for sources in read for name in subject.graph.origins(sources)}
     for name in cached if subject.attentions else ():
         joined = _joined(subject, name)
         if joined is None:

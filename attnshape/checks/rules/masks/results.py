@@ -11,18 +11,20 @@ from functools import partial
 
 import torch
 
-from attnshape.checks.attention.cores import Core, FusedCore
+from attnshape.checks.attention.cores import Core, FusedCore, product
 from attnshape.checks.attention.mistake_lines import MaskLines
 from attnshape.checks.attention.perturbation import PerturbationDiff, differs
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import keeps
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.rules.masks.hidden_tokens import TokenChange, hidden_from_every_query, spread_tokens
 from attnshape.checks.rules.masks.weights import invert
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.model.formatting import join_words
-from attnshape.tracing.operations import PRODUCTS, RUNNING, SUMS
+from attnshape.tracing.operations import CHANNEL_NORMS, CONVOLUTIONS, MAXIMA, POOLINGS, PRODUCTS, RUNNING, SUMS
+
+_MIX_ANYWAY = CONVOLUTIONS | POOLINGS | CHANNEL_NORMS
 
 
 def judge_by_results(subject: Subject, name: str) -> Outcome | None:
@@ -95,15 +97,34 @@ def _leak(name: str, at: OutputRef, change: Intervention) -> Violation:
 
 
 def _first_mixing(subject: Subject, one: TokenChange, change: Intervention) -> OutputRef | None:
-    """Return the first call at which hidden tokens reach others, if it sums over tokens: no convolution, no norm."""
+    """Return the first call that sums hidden tokens up with others.
+
+    None if convolutions or norms mix them before, which do so whatever a mask says.
+    """
     moved = subject.perturb(change)
     for event in subject.base.events if moved.comparable else ():
         for ref, value in zip(event.refs, event.values, strict=True):
             where = spread_tokens(subject, one.symbol, one.tokens, value.shape)
             changed = moved.mask(ref)
-            if bool((changed if where is None else changed & ~where).any()):
-                return ref if event.name in SUMS | RUNNING | PRODUCTS - {"linear"} else None
+            if not bool((changed if where is None else changed & ~where).any()):
+                continue
+            if event.name in _MIX_ANYWAY:
+                return None
+            if _sums_tokens(subject, event, subject.numbers[one.symbol]):
+                return ref
     return None
+
+
+def _sums_tokens(subject: Subject, event: ReplayedCall, count: int) -> bool:
+    """Return whether a call sums over an axis of so many tokens, or takes their maximum as a softmax does."""
+    if event.name in SUMS | RUNNING | MAXIMA:
+        return True
+    if event.name in PRODUCTS and len(event.operand_values) == 1:  # an einsum that sums its only operand
+        return count in event.operand_values[0].shape and count not in event.values[0].shape
+    found = product(event, subject.graph)
+    return found is not None and any(
+        found.operand(place).shape[axis] == count for place in found.places for axis in found.contracted(place)
+    )
 
 
 def _arrives_alone(subject: Subject, core: Core | FusedCore, one: TokenChange, change: Intervention) -> bool:

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from attnshape.checks.attention.cores import Core, FusedCore, between
 from attnshape.checks.attention.definitions import number_definition
 from attnshape.checks.attention.elementwise import HIDES, ElementwiseMap, MeasuredCore
@@ -33,12 +31,11 @@ from attnshape.checks.rules.scale.readouts import readout
 from attnshape.checks.rules.scale.running import running_scores
 from attnshape.checks.rules.scale.stretch import stretch
 from attnshape.checks.rules.scale.temperatures import check_temperatures
-from attnshape.checks.rules.scale.terms import unequal_terms
+from attnshape.checks.rules.scale.terms import inner_factor, unequal_terms
 from attnshape.model.report import Level
 from attnshape.options.claims import HEAD_WIDTH
 from attnshape.tracing.operations import (
     CHANNEL_NORMS,
-    PRODUCTS_WITH_ADDEND,
     SCALINGS,
     TOKEN_NORMS,
 )
@@ -134,7 +131,9 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if isinstance(outcome, Violation) and outcome.at is not None and outcome.code in ("AS201", "AS202"):
             outcome = replace(outcome, made=number_definition(subject, outcome.at))
         outcomes.setdefault((getattr(outcome, "code", str(outcome)), place), outcome)
-    yield from outcomes.values()
+    found = list(outcomes.values())
+    contradicts = any(isinstance(outcome, Violation) and outcome.claims for outcome in found)
+    yield from (outcome for outcome in found if not (contradicts and isinstance(outcome, Verification)))
 
 
 def _claimed(subject: Subject) -> tuple[str, ...]:
@@ -147,7 +146,7 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
         yield from _of_exponentials(subject)
     for measured in every:
         core, mapping = measured.core, measured.scores_map
-        inner = _inner(core)
+        inner = inner_factor(core.scores)
         chain = between(subject.graph, core.scores.ref, core.softmax.sources)
         if any(event.name in CHANNEL_NORMS | TOKEN_NORMS for event in chain):
             # in evaluation a batch norm's statistics are constants, which in training follow from the scores
@@ -252,16 +251,6 @@ def _of_core(
         text = f"scores are scaled by {by} after the product of queries and keys"
         yield Observation(text, attention=core.context)
     yield replace(outcome, attention=core.context) if isinstance(outcome, Observation) else outcome
-
-
-def _inner(core: Core) -> float | None:
-    """Return the factor within the product itself: baddbmm and addmm have one."""
-    scores = core.scores
-    if scores.last.name not in PRODUCTS_WITH_ADDEND:
-        return 1.0
-    plain = torch.matmul(scores.operand(scores.left), scores.operand(scores.right))
-    ratio = ((scores.result - scores.added) / plain).flatten()
-    return float(ratio.median()) if bool(torch.isclose(ratio, ratio.median(), rtol=1e-5).all()) else None
 
 
 def _judge(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import EllipsisType
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnshape.checks.attention.cores import between
-from attnshape.checks.attention.operands import AttentionOperand, operands, operands_of, projection
+from attnshape.checks.attention.operands import AttentionOperand, operands, projection
 from attnshape.checks.attention.simultaneous import SimultaneousRun
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.attention.token_positions import token_axes
@@ -47,7 +48,8 @@ def stretch(subject: Subject, operand: AttentionOperand) -> float | None:
 def _features(subject: Subject, operand: AttentionOperand, ref: OutputRef) -> list[int]:
     """Return the features of a projection to change, one after the other, until the query or key changes."""
     width = subject.base.value(ref).shape[_feature_axis(subject, ref)]
-    head = subject.numbers.get("Dk", 0) or operand.width
+    # a head may have fewer features in one of several products than in all of them
+    head = min(subject.numbers.get("Dk", operand.width), operand.width)
     # the keys of a fused projection are mostly its second third; in a loop over heads each of them has its own features
     starts = (0, width // 3, head, width // 3 * 2, width - 2 * head, width - head, *range(2 * head, width, head))
     return list(dict.fromkeys(feature for feature in starts if 0 <= feature < width))
@@ -104,24 +106,37 @@ def _at_feature(subject: Subject, ref: OutputRef, feature: int) -> tuple[slice |
     return (..., feature, *[slice(None)] * (-1 - _feature_axis(subject, ref)))
 
 
+@dataclass(frozen=True)
+class _Together:
+    """A run in which a feature of the projections of all queries and keys is changed."""
+
+    run: SimultaneousRun
+    features: Mapping[OutputRef, int]
+    """The feature that is changed of each projection."""
+
+    def has(self, ref: OutputRef, feature: int) -> bool:
+        """Return whether what follows from a feature of a projection can be read from the run."""
+        return self.features.get(ref) == feature and self.run.is_apart(ref)
+
+
 @once
-def _runs_together(subject: Subject) -> dict[int, SimultaneousRun]:
-    """Return the runs made so far that change a feature of every projection of queries and keys, by the attempt."""
+def _runs_together(subject: Subject) -> dict[int, _Together]:
+    """Return the runs made so far, by the attempt."""
     return {}
 
 
-def _changed_together(subject: Subject, attempt: int) -> SimultaneousRun:
+def _changed_together(subject: Subject, attempt: int) -> _Together:
     """Return the run of an attempt, in which the projections of all queries and keys are changed together."""
     runs = _runs_together(subject)
     if attempt not in runs:
-        results: dict[OutputRef, Replace] = {}
-        of_learned = (operand for measured in subject.measured_learned for operand in operands_of(measured))
-        for operand in (*operands(subject), *of_learned):
+        chosen: dict[OutputRef, int] = {}
+        for operand in operands(subject):
             ref = _projection(subject, operand) if operand.role != "value" else None
             features = _features(subject, operand, ref) if ref is not None else []
             if ref is not None and attempt < len(features):
-                results[ref] = _longer(*_at_feature(subject, ref, features[attempt]))
-        runs[attempt] = subject.perturb_each(Intervention(results=results))
+                chosen[ref] = features[attempt]
+        results = {ref: _longer(*_at_feature(subject, ref, feature)) for ref, feature in chosen.items()}
+        runs[attempt] = _Together(subject.perturb_each(Intervention(results=results)), chosen)
     return runs[attempt]
 
 
@@ -137,8 +152,8 @@ def _stretch(subject: Subject, operand: AttentionOperand) -> float | None:
         return _stretch_from(subject, operand, names) if names else None
     for attempt, feature in enumerate(_features(subject, operand, ref)):
         together = _changed_together(subject, attempt)
-        if together.is_apart(ref):
-            run = together.run
+        if together.has(ref, feature):
+            run = together.run.run
         else:
             run = subject.experiment.run(Intervention(results={ref: _longer(*_at_feature(subject, ref, feature))}))
         difference = _difference(subject, operand, run)

@@ -32,7 +32,7 @@ class KeysToPositions(nn.Module):
 
 class KeysInRows(KeysToPositions):
     def of_pairs(self, scores, index):
-        return scores.gather(-1, index.expand(*scores.shape[:-1], -1))
+        return scores.gather(-1, index.expand(*scores.shape[:-1], -1))  # wrong: AS714 key_scores_not_transposed
 
 
 def _plain(cls, B, H, L, Dk):
