@@ -108,9 +108,8 @@ class WrongUnshuffle(RightUnshuffle):
     def corners(self, x):
         top, bottom = x[..., ::2, :], x[..., 1::2, :]
         left, right = top[..., ::2], top[..., 1::2]
-        return torch.stack(
-            (left, right, bottom[..., ::2], bottom[..., ::2]), dim=1
-        )  # wrong: AS124 corner_of_channels_first
+        last = bottom[..., ::2]  # wrong: AS124 corner_of_channels_first
+        return torch.stack((left, right, bottom[..., ::2], last), dim=1)
 
 
 def _unshuffle(cls, B, H, W, Dk):
