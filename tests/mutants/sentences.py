@@ -619,6 +619,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS714-indexed_head_by_head",
         "AS714-key_rows_shifted",
         "AS714-key_scores_not_transposed",
+        "AS714-keys_by_table_of_pairs",
         "AS714-keys_in_fused_bias",
         "AS714-last_row_dropped",
         "AS714-not_shifted",

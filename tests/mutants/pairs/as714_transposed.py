@@ -16,6 +16,7 @@ TABLE = (
 )
 PAIRS = [
     ("AS714", "disentangled_bmm", *SELF),
+    ("AS714", "keys_by_table_of_pairs", *TABLE),
     ("AS714", "indexed_head_by_head", *TABLE),
     ("AS714", "key_rows_shifted", *SELF),
     ("AS714", "keys_in_fused_bias", *TABLE),
@@ -109,6 +110,52 @@ def reference_disentangled_bmm(module, x):
     scores = scores + of_pairs(q, pos_k, lambda i, j: i - j + span, of_keys=False)
     scores = scores + of_pairs(k, pos_q, lambda i, j: i - j + span, of_keys=True)
     return merge(attend_by(scores / math.sqrt(3 * q.shape[-1]), v))
+
+
+class TableOfPairs(nn.Module):
+    """Each pair of a query and a key has a vector, with which the key is compared."""
+
+    def __init__(self, dim, num_heads, longest=40):
+        super().__init__()
+        self.num_heads, self.longest = num_heads, longest
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.distances = nn.Embedding(2 * longest + 1, dim // num_heads)
+
+    def by_pair(self, k, table):
+        return torch.einsum("bjhd,ijd->bhij", k, table)
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)) for f in (self.to_q, self.to_k, self.to_v))
+        at = torch.arange(x.shape[1])
+        table = self.distances(at - at[:, None] + self.longest)
+        dots = torch.einsum("bihd,bjhd->bhij", q, k) + self.by_pair(k, table)
+        weights = (dots * (2 * q.shape[-1]) ** -0.5).softmax(dim=-1)
+        return self.to_out(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2))
+
+
+class TableOfOwnKeys(TableOfPairs):
+    def by_pair(self, k, table):
+        return torch.einsum("bihd,ijd->bhij", k, table)  # wrong: AS714 keys_by_table_of_pairs
+
+
+def _table(cls, B, H, L, Dk):
+    return cls(H * Dk, H), (torch.randn(B, L, H * Dk),), {}, ["scale=1/sqrt(2*Dk)"]
+
+
+def wrong_keys_by_table_of_pairs(B, H, L, Dk):
+    return _table(TableOfOwnKeys, B, H, L, Dk)
+
+
+def right_keys_by_table_of_pairs(B, H, L, Dk):
+    return _table(TableOfPairs, B, H, L, Dk)
+
+
+def reference_keys_by_table_of_pairs(module, x):
+    q, k, v = (heads(x, layer, module.num_heads) for layer in (module.to_q, module.to_k, module.to_v))
+    vectors = module.distances.weight.expand(module.num_heads, -1, -1)
+    scores = torch.einsum("bhid,bhjd->bhij", q, k)
+    scores = scores + of_pairs(k, vectors, lambda i, j: j - i + module.longest, of_keys=True)
+    return merge(attend_by(scores / math.sqrt(2 * q.shape[-1]), v), module.to_out)
 
 
 class HeadByHead(nn.Module):

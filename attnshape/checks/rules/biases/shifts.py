@@ -199,8 +199,13 @@ def _indices(visible: VisibleKeys) -> tuple[Tensor, Tensor]:
 
 
 def _axis_of(term: Product, place: int, size: int) -> int | None:
-    """Return the one axis of a size that a product's result has from one operand alone."""
+    """Return the one axis of a size that a product's result has from one operand.
+
+    From that operand alone, or else from both, as where a table has a vector for each query and key.
+    """
     axes = [axis for axis in term.free(place) if term.result.shape[axis] == size]
+    if not axes:
+        axes = [axis for stays in term.axes[place] for axis in stays if term.result.shape[axis] == size]
     return axes[0] if len(axes) == 1 else None
 
 
