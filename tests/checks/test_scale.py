@@ -273,3 +273,17 @@ def test_a_width_that_the_target_names_is_no_width_of_the_product(power):
     inputs = {"x": "B L D", "query": "B L H Dk+R", "key": "B L Dk+R"}
     found = check_scale(subject_of(parted, inputs, (f"scale=1/(Dk+R)**{power}",), R=6, Dk=8, D=40, H=5))
     assert [type(one) for one in found] == [Verification if power == 0.5 else Violation]
+
+
+def timed(q, k, v, at_q, at_k):
+    """Scores of content in each head, and of times that all heads share."""
+    scores = (q @ k.mT + (at_q @ at_k.mT).unsqueeze(1)) / (q.shape[-1] + at_q.shape[-1]) ** 0.5
+    return scores.softmax(-1) @ v
+
+
+def test_a_claimed_scale_is_undecided_where_that_of_one_product_can_not_be_told():
+    inputs = {**dict.fromkeys("qkv", "B H L Dk"), **dict.fromkeys(("at_q", "at_k"), "B L R")}
+    claims = ("scale=1/sqrt(Dk+R)",)
+    found = check_scale(subject_of(timed, inputs, claims, R=3))
+    assert [type(one) for one in found] == [Undecided]
+    assert "one of the products" in found[0].reason

@@ -161,7 +161,7 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
             own = operands_of(measured)
             outcomes = list(_of_core(subject, own, core.scores.ref, factor, kinds))
             is_right = core.more_scores and not any(isinstance(outcome, Violation) for outcome in outcomes)
-            unequal = unequal_terms(subject, own) if is_right else None
+            unequal = unequal_terms(subject, own, TOPIC) if is_right else None
             yield from outcomes if unequal is None else [unequal]
     for own in by_attention(subject):
         if isinstance(fused := own[0].core, FusedCore):

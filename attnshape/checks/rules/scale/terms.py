@@ -21,7 +21,7 @@ _CLOSE = 1e-3
 _EVIDENCE = "replaced products and projections by known numbers, and read them at the softmax"
 
 
-def unequal_terms(subject: Subject, own: AttentionOperands) -> Violation | Undecided | None:
+def unequal_terms(subject: Subject, own: AttentionOperands, topic: str) -> Violation | Undecided | None:
     """Return the finding about a product of scores whose scale is another one than that of the first product.
 
     Without a claimed scale that may be meant: a notice. A claimed scale is undecided if that of one can't be told. None
@@ -36,7 +36,7 @@ def unequal_terms(subject: Subject, own: AttentionOperands) -> Violation | Undec
         scale = _scale(subject, query, key)
         if scale is None or len(pairs) <= len(core.more_scores):
             why = "the scale of one of the products that are added to the scores can't be told"
-            return Undecided("scale of the scores", why, ("scale",)) if subject.claims.scale is not None else None
+            return Undecided(topic, why, ("scale",)) if subject.claims.scale is not None else None
         scales.append(scale)
         if not math.isclose(scale, scales[0], rel_tol=_CLOSE):
             is_claimed = subject.claims.scale is not None
