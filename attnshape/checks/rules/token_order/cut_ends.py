@@ -8,6 +8,7 @@ from attnshape.checks.attention.perturbation import others_at_each
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import ReplayedCall
+from attnshape.checks.interventions.small_sizes import symbol_or_number
 from attnshape.checks.rules.protocol import Violation
 from attnshape.tracing.operations import JOINS, SELECTIONS, SPLITS
 
@@ -42,14 +43,17 @@ def cut_at_other_end(
     cuts = [event for event in subject.base.events if event.name in SELECTIONS | SPLITS and _cuts(event, longer, size)]
     if not joins or not cuts or not _influence(subject, name, result, axes, lost):
         return None
-    count = "token" if abs(shift) == 1 else f"{abs(shift)} tokens"
+    first, end = next((token, differing[0]) for token, differing in ends.items() if differing)
+    number = abs(shift)
+    joined = "a token" if number == 1 else f"{number} tokens"
     where, which = ("in front of", "last") if shift > 0 else ("behind", "first")
+    cut = f"the {which} token" if number == 1 else f"the {which} {number} tokens"
     message = (
-        f"the {count} joined {where} those of {name} are kept in the result, and its {which} {count} cut off: "
-        f"token {next(iter(t for t, differing in ends.items() if differing))} ends up at "
-        f"{next(differing[0] for differing in ends.values() if differing)} of {result}"
+        f"{joined} joined {where} those of {name} {'is' if number == 1 else 'are'} kept, and {cut} of {name} cut off: "
+        f"token {first} ends up at {end} of {result}"
     )
-    hint = f"cut off the joined tokens: x[:, {shift}:]" if shift > 0 else f"cut off the joined tokens: x[:, :{shift}]"
+    text = symbol_or_number(number, subject.numbers)
+    hint = f"cut off the joined tokens: x[:, {text}:]" if shift > 0 else f"cut off the joined tokens: x[:, :-{text}]"
     return Violation("AS106", message, cuts[-1].refs[0], hint, _EVIDENCE)
 
 
