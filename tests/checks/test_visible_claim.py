@@ -369,6 +369,24 @@ def test_masks_of_heads_in_the_order_of_another_folding():
     assert errors(checked(of_heads(lambda keep, batch: keep.repeat(batch, 1, 1)))) == []
 
 
+def blocks(fill):
+    def case(B, H, L, Dk, W):
+        def call(q, k, v, width):
+            block = torch.arange(q.shape[2]) // width
+            added = torch.zeros(len(block), len(block)).masked_fill(block[:, None] != block, fill)
+            return (q @ k.mT / q.shape[-1] ** 0.5 + added.to(q.dtype)).softmax(-1) @ v
+
+        return call, (*qkv(B, H, L, Dk), W)
+
+    return case
+
+
+def test_numbers_that_leave_no_weight_beside_scores_hide_the_keys_of_a_claim():
+    claim = "visible=q // W == k // W"
+    assert errors(checked(blocks(-100.0), claim)) == []
+    assert errors(checked(blocks(-5.0), claim)) == ["AS405"]
+
+
 def fused(qkv):
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
