@@ -32,8 +32,6 @@ _EXPLANATIONS = (
     _Explanation(_HIDDEN, ("AS802", "AS803", "AS804")),
     # behind wrong rotations, or masks that change scores and hide none, scores may depend on the lengths
     _Explanation(("AS405", "AS701", "AS703", "AS704", "AS705"), ("AS711",)),
-    # masks that leave hidden keys with weight let queries see other keys than claimed
-    _Explanation(("AS405",), ("AS506",)),
     # keys that nothing writes hold whatever was in the memory
     _Explanation(("AS308",), ("AS409",)),
     # of sequences one after the other, queries that see those of another one mix the batch
