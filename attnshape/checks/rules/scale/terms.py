@@ -31,10 +31,11 @@ def unequal_terms(subject: Subject, own: AttentionOperands, topic: str) -> Viola
     assert isinstance(core, Core)
     scales: list[float] = []
     pairs = list(score_pairs(subject, own))
+    has_all = len(pairs) > len(core.more_scores)
     for query, key in pairs:
         assert isinstance(query.core, Core)
-        scale = _scale(subject, query, key)
-        if scale is None or len(pairs) <= len(core.more_scores):
+        scale = _scale(subject, query, key) if has_all else None
+        if scale is None:
             why = "the scale of one of the products that are added to the scores can't be told"
             return Undecided(topic, why, ("scale",)) if subject.claims.scale is not None else None
         scales.append(scale)

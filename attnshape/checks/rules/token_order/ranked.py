@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attnshape.checks.attention.cores import between
-from attnshape.checks.attention.elementwise import MeasuredCore
 from attnshape.checks.attention.operands import AttentionOperand, operands_of
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
@@ -26,11 +25,11 @@ _ORDERS = _RANKINGS | {"argsort", "flip", "roll"}
 def check_ranked(subject: Subject) -> Iterator[Violation]:
     """Give each value the number of its token, and compare the numbers that weights meet with the chosen indices."""
     for measured in subject.measured:
-        core = measured.core
+        core, value = measured.core, operands_of(measured)[2]
         chain = between(subject.graph, core.scores.ref, core.softmax.sources)
         rankings = [event for event in chain if event.name in _RANKINGS]
         indices = _indices(rankings[0], core.weights.squeeze()) if len(rankings) == 1 else None
-        numbers = _numbers_of_values(subject, measured, rankings[0]) if indices is not None else None
+        numbers = _numbers_of_values(subject, value, rankings[0]) if indices is not None else None
         if indices is None or numbers is None or numbers.shape != indices.shape or torch.equal(numbers, indices):
             continue
         if torch.equal(numbers.sort(-1).values, indices.sort(-1).values):
@@ -41,13 +40,8 @@ def check_ranked(subject: Subject) -> Iterator[Violation]:
             )
             hint = "gather the values at the indices as topk or sort returns them, in the order of the scores"
             evidence = "gave each value the number of its token, and compared with the indices of the largest scores"
-            yield Violation(
-                "AS107",
-                message,
-                _rearrangement(subject, operands_of(measured)[2], rankings[0]) or core.context,
-                hint,
-                evidence,
-            )
+            at = _rearrangement(subject, value, rankings[0]) or core.context
+            yield Violation("AS107", message, at, hint, evidence)
 
 
 def _indices(ranking: ReplayedCall, weights: Tensor) -> Tensor | None:
@@ -62,12 +56,11 @@ def _indices(ranking: ReplayedCall, weights: Tensor) -> Tensor | None:
     return kept if kept.shape == weights.shape else None
 
 
-def _numbers_of_values(subject: Subject, measured: MeasuredCore, ranking: ReplayedCall) -> Tensor | None:
+def _numbers_of_values(subject: Subject, value: AttentionOperand, ranking: ReplayedCall) -> Tensor | None:
     """Return the number of the token whose value each weight meets, without axes of size 1.
 
     None if that can't be told.
     """
-    value = operands_of(measured)[2]
     count, width = ranking.operand_values[0].shape[-1], value.value.shape[-1]
     for ref in _before_choice(subject, value.sources):
         axes = [axis for axis, size in enumerate(subject.base.value(ref).shape) if size == count]
