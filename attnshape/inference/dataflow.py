@@ -236,7 +236,7 @@ def match_softmax(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
     """Return the softmax whose weights a call returns, or None.
 
     A softmax is a single call, `exp(x - logsumexp(x))`, `exp(log_softmax(x))`, or `e / sum(e)` of an exponential `e`,
-    masked or not. A `log_softmax` counts as a softmax if no exponential reads it.
+    masked or not, and perhaps computed twice. A `log_softmax` counts as a softmax if no exponential reads it.
     """
     if not node.sources:
         return None
@@ -266,7 +266,7 @@ def _match_quotient(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
         numerator is None
         or denominator is None
         or denominator.name not in ops.SUMS
-        or _input_node(denominator, 0, graph) is not numerator
+        or not _are_the_same(numerator, _input_node(denominator, 0, graph))
     ):
         return None
     masked = numerator.name in _MASKING
@@ -275,6 +275,13 @@ def _match_quotient(node: N, graph: DataFlow[N]) -> SoftmaxMatch[N] | None:
     if numerator is None or numerator.name not in ops.EXPONENTIALS:
         return None
     return SoftmaxMatch(*_before_maximum(numerator, graph), numerator, masked)
+
+
+def _are_the_same(node: N, other: N | None) -> bool:
+    """Return whether two calls are one, or exponentials of the same tensor: `x.exp() / x.exp().sum()`."""
+    if node is other or other is None:
+        return node is other
+    return node.name == other.name and node.name in ops.EXPONENTIALS and node.sources == other.sources
 
 
 def _before_maximum(exponential: N, graph: DataFlow[N]) -> tuple[N, int]:

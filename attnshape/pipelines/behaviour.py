@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from attnshape.checks.behaviour import behaviour
 from attnshape.checks.interventions.experiment import Budget
 from attnshape.checks.interventions.module_state import ModuleState
+from attnshape.checks.interventions.small_sizes import MAX_RESULT_BYTES
 from attnshape.dims.sizes import Sizes
 from attnshape.errors import AttnshapeError
 from attnshape.inference.small_runs import ProgressCallback
@@ -16,7 +17,7 @@ from attnshape.model.behaviour import Behaviour
 from attnshape.model.trace import Trace
 from attnshape.options.claims import Claims
 from attnshape.options.spec import RunOptions, TargetSpec
-from attnshape.pipelines.small_subjects import MAX_RESULT_BYTES, Subjects
+from attnshape.pipelines.small_subjects import Subjects
 from attnshape.pipelines.target_runs import load_target, sample_target
 from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error

@@ -20,7 +20,7 @@ from attnshape.checks.attention.layers import format_layers, layer_of, layers, s
 from attnshape.checks.attention.subject import Subject, displayed_source
 from attnshape.checks.interventions.experiment import Budget, OutOfTimeError
 from attnshape.checks.interventions.module_state import ModuleState
-from attnshape.checks.interventions.small_sizes import even_head_width
+from attnshape.checks.interventions.small_sizes import MAX_RESULT_BYTES, even_head_width
 from attnshape.checks.rules import batch
 from attnshape.checks.rules.guard import CHECK_FAILED, OUT_OF_TIME, RUN_TOO_LONG, guarded
 from attnshape.checks.rules.layered import with_layers
@@ -42,7 +42,7 @@ from attnshape.pipelines.comments import (
     sizes_to_observe,
     verify_target,
 )
-from attnshape.pipelines.small_subjects import MAX_RESULT_BYTES, Subjects
+from attnshape.pipelines.small_subjects import Subjects
 from attnshape.pipelines.target_runs import affordable_sizes, load_target, sample_target
 from attnshape.pipelines.trace import OutputRedirect
 from attnshape.runtime.capture import to_standard_error

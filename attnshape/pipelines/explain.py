@@ -12,6 +12,7 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Budget, OutOfTimeError, UnreadableError
 from attnshape.checks.interventions.module_state import ModuleState
 from attnshape.checks.interventions.own_run import OwnRun
+from attnshape.checks.interventions.small_sizes import MAX_RESULT_BYTES
 from attnshape.dims.sizes import are_large, proxy_sizes
 from attnshape.errors import AttnshapeError, literal
 from attnshape.explanation.attention import Attention
@@ -28,7 +29,6 @@ from attnshape.model.explanation import Explanation, Part
 from attnshape.model.trace import Trace
 from attnshape.options.claims import Claims
 from attnshape.options.spec import RunOptions, TargetSpec
-from attnshape.pipelines.small_subjects import MAX_RESULT_BYTES
 from attnshape.pipelines.target_runs import complete_spec
 from attnshape.pipelines.trace import OutputRedirect, trace_request
 from attnshape.runtime.capture import to_standard_error

@@ -17,9 +17,6 @@ from attnshape.options.spec import DtypeName, RunOptions
 from attnshape.runtime.time_limit import TimeLimit, TooLong
 from attnshape.targets.target import Target
 
-MAX_RESULT_BYTES = 150 * 2**20
-"""If the results of one run take more bytes, other sizes are tried first."""
-
 
 class Subjects:
     """The subjects of one target, one for each set of sizes."""

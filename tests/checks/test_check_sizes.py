@@ -162,6 +162,13 @@ def test_no_size_is_a_sum_of_others():
         assert len(set(chosen.values())) == len(chosen)
 
 
+def test_a_size_that_the_user_derives_equals_another_only_where_it_always_does():
+    numbers = {"B": 2, "H": 4, "W": 10, "Dk": 8}
+    for chosen in small_sizes(plan(numbers, follows={"Y": "W", "X": "W+2", "Z": "W-2"}))[:2]:
+        assert chosen["Y"] == chosen["W"]
+        assert len(set(chosen.values())) == len(chosen) - 1
+
+
 @settings(max_examples=40, deadline=None)
 @given(few)
 def test_no_size_is_derived_from_a_length(numbers):
@@ -237,6 +244,14 @@ def test_sizes_are_chosen_by_their_work_where_it_is_much():
     assert WIDE.at(first) < WIDE.at(small_sizes(subject)[0])
     cheap = WorkEstimate((Growth(64.0, (("Dk", 1), ("H", 1))),))
     assert small_sizes(subject, cheap) == small_sizes(subject)
+
+
+def test_symbols_of_the_user_take_small_primes_where_results_fill_the_memory():
+    windows = plan({"B": 2, "H": 3, "Dk": 4, "R": 14, "S": 21}, [Multiple("R", 7), Multiple("S", 7)])
+    heavy = WorkEstimate((), written=(Growth(1200.0, (("B", 1), ("H", 1), ("R", 1), ("S", 1))),))
+    light = WorkEstimate((), written=(Growth(12.0, (("B", 1), ("H", 1), ("R", 1), ("S", 1))),))
+    assert min(chosen["R"] for chosen in small_sizes(windows, light)[:2]) >= 35
+    assert max(chosen["R"] * chosen["S"] for chosen in small_sizes(windows, heavy)[:2]) < 35 * 35
 
 
 def test_sizes_that_take_much_work_come_last():

@@ -10,7 +10,8 @@ from torch import Tensor
 from attnshape.checks.attention.cores import Core, FusedCore
 from attnshape.checks.attention.elementwise import ElementwiseMap, MeasuredCore
 from attnshape.checks.attention.operands import AttentionOperand
-from attnshape.checks.attention.subject import Subject
+from attnshape.checks.attention.subject import Subject, once
+from attnshape.checks.interventions.replay import OutputRef
 
 
 def by_pair(subject: Subject, operand: AttentionOperand, numbers: Tensor) -> Tensor | None:
@@ -27,7 +28,7 @@ def by_pair(subject: Subject, operand: AttentionOperand, numbers: Tensor) -> Ten
     axes = core.scores.axes[operand.place]
     places = [_place(axes, out) for out in range(core.scores.result.ndim)]
     pairs = _arranged(numbers, places).expand(core.scores.result.shape)
-    index = _index_of_scores(next(measured for measured in subject.measured if measured.core is core))
+    index = _indices_of_scores(subject)[core.context]
     return pairs.reshape(-1)[index] if index is not None else None
 
 
@@ -82,6 +83,12 @@ def _arranged(numbers: Tensor, places: Sequence[int | None]) -> Tensor:
         if place is None:
             pairs = pairs.unsqueeze(axis)
     return pairs
+
+
+@once
+def _indices_of_scores(subject: Subject) -> dict[OutputRef, Tensor | None]:
+    """Return `_index_of_scores` for each attention, by its context."""
+    return {measured.core.context: _index_of_scores(measured) for measured in subject.measured}
 
 
 def _index_of_scores(measured: MeasuredCore) -> Tensor | None:

@@ -90,6 +90,8 @@ _HEAD_WIDTHS = ("Dk", "Dv")
 
 
 _ELEMENT_BYTES = 8
+MAX_RESULT_BYTES = 150 * 2**20
+"""If the results of one run take more bytes, other sizes are tried first."""
 _MOST_BYTES = 300 * 2**20
 """What the results of a run may take. A check keeps those of several runs at a time."""
 _MOST_WORK = 10**9
@@ -115,7 +117,7 @@ def small_sizes(plan: Plan, work: WorkEstimate | None = None, idle: Idle = lambd
         plan, _PRIMES, extra, by_work if len(unknowns) > _MAX_PERMUTED else by_size, plan.whole_counts, idle
     )
     for own in _OF_OWN_SYMBOLS if work is not None else ():
-        if max(map(by_work, chosen)) > _MOST_WORK:
+        if any(by_work(one) > _MOST_WORK or _result_bytes(work, plan.at(one)) > MAX_RESULT_BYTES for one in chosen):
             chosen = _two_sets(plan, (*own, *_PRIMES), extra, by_work, plan.fewest_counts, idle)
     return [*map(plan.at, chosen), plan.numbers(0), plan.numbers(1)]
 
@@ -152,9 +154,13 @@ def cheap_first(choices: Sequence[Mapping[str, int]], work: WorkEstimate | None)
     different.sort(key=_has_few_features)
     if work is None:
         return different
-    fitting = [numbers for numbers in different if work.elements_at(numbers) * _ELEMENT_BYTES <= _MOST_BYTES]
+    fitting = [numbers for numbers in different if _result_bytes(work, numbers) <= _MOST_BYTES]
     fitting = fitting or [min(different, key=work.elements_at)]
     return sorted(fitting, key=lambda numbers: work.at(numbers) > _MOST_WORK)
+
+
+def _result_bytes(work: WorkEstimate | None, numbers: Mapping[str, int]) -> float:
+    return work.elements_at(numbers) * _ELEMENT_BYTES if work is not None else 0
 
 
 def _has_few_features(numbers: Mapping[str, int]) -> bool:
@@ -238,12 +244,12 @@ def _cheapest(
         def badness(order: Sequence[int]) -> tuple[int, int, float]:
             chosen = chosen_by(order)
             numbers = plan.at(chosen)
-            return sum(misfits(chosen)) + _has_coincidence(numbers), idle(numbers), cost(chosen)
+            return sum(misfits(chosen)) + _has_coincidence(plan, numbers), idle(numbers), cost(chosen)
 
         return chosen_by(_swapped(primes, len(unknowns), badness))
     every = map(chosen_by, itertools.permutations(primes[:few], len(unknowns)))
     fitting = sorted((chosen for chosen in every if not any(misfits(chosen))), key=cost)
-    distinct = (chosen for chosen in fitting if not _has_coincidence(plan.at(chosen)))
+    distinct = (chosen for chosen in fitting if not _has_coincidence(plan, plan.at(chosen)))
     best = _least_idle(distinct, lambda chosen: idle(plan.at(chosen)))
     return best or chosen_by((_PRIMES[1:] if avoid is not None else _PRIMES)[: len(unknowns)])
 
@@ -290,8 +296,16 @@ def _own_below_lengths(plan: Plan, unknowns: Sequence[str]) -> list[tuple[str, s
     return [(a, b, 2 if 2 * size < length else 1) for a, b, size, length in pairs if size < length]
 
 
-def _has_coincidence(numbers: Mapping[str, int]) -> bool:
-    """Return whether a size equals a number that code derives from lengths, such as `2 * L - 1` or `L + 1`."""
+def _has_coincidence(plan: Plan, numbers: Mapping[str, int]) -> bool:
+    """Return whether a size equals a number that code derives from lengths, such as `2 * L - 1` or `L + 1`.
+
+    Or one that the user derives from others, as in `X = W + 2`, where it doesn't do so always.
+    """
+    for symbol, other in itertools.product(plan.sizes.follows, numbers):
+        if symbol != other and numbers[symbol] == numbers[other]:
+            always = all(plan.numbers(round_)[symbol] == plan.numbers(round_)[other] for round_ in (0, 1))
+            if not always:
+                return True
     lengths = [numbers[name] for name in numbers if name in LENGTHS]
     derived = {number for n in lengths for number in (2 * n - 1, 2 * n + 1, n + 1, n - 1, 2 * n)}
     derived |= {a + b for a, b in itertools.combinations(lengths, 2)}

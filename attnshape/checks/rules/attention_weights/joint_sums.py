@@ -1,11 +1,13 @@
 """Weights that a projection gives, without scores of pairs: do all that sum values into one context sum to one?
 
-Deformable attention projects each query to the weights of points on several levels. A context sums the values of all
-levels, so that a softmax over the points of each level by itself counts it once for each level.
+Deformable attention (Zhu et al. 2020, https://arxiv.org/abs/2010.04159, section 4.1) projects each query to the weights
+of points on several levels. A context sums the values of all levels, so that a softmax over the points of each level by
+itself counts it once for each level. One over the points of all heads gives each context a part of the weights only.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -17,12 +19,15 @@ from attnshape.checks.attention.products import recompute
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, Replace, ReplayedCall
+from attnshape.checks.interventions.small_sizes import symbol_or_number
 from attnshape.checks.rules.attention_weights.indexed_sums import readers_after_moves
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.inference.dataflow import numbers_read
 from attnshape.tracing import operations as ops
 
 _CLOSE = 1e-4
+_SAME = 1e-9
+"""The rounding error of sums of weights."""
 _WEIGHTED = ops.MULTIPLICATIONS | ops.PRODUCTS - {"linear"}
 _LINEAR = ops.SAME_VALUES | ops.JOINS | ops.SUMS | ops.ADDITIONS
 """Operations of which the result sums what it reads, or holds it at other places."""
@@ -33,7 +38,11 @@ def check_joint(subject: Subject) -> Iterator[Outcome]:
     verified = False
     for group in _by_projection(subject):
         weighted = [found for softmax in group for found in _weighted(subject, softmax)]
-        number = common_number(_sums(subject, weighted)) if weighted else None
+        sums = _sums(subject, weighted) if weighted else []
+        if len(group) == 1 and (contexts := _contexts_of(subject, group[0], sums)) is not None:
+            yield _violation_of_contexts(subject, group[0], contexts)
+            return
+        number = common_number(sums)
         if number is None or any(number % size == 0 for size in counted_sizes(subject)):
             continue
         if number == 1:
@@ -75,6 +84,59 @@ def _violation(subject: Subject, group: Sequence[Softmax], number: int) -> Viola
     is_near = split is not None and softmax is not None and split.function == softmax.function
     made = split if len(group) == 1 and is_near else None
     return Violation("AS302", message, at, hint, evidence, made=made)
+
+
+def _contexts_of(subject: Subject, softmax: Softmax, sums: Sequence[Tensor]) -> int | None:
+    """Return over the weights of how many contexts a softmax runs, if its axis is split into those of each afterwards.
+
+    None if it isn't. Otherwise the weights of all contexts together sum to one, and those of each don't.
+    """
+    counted = {subject.batch_size, *(subject.numbers[one] for one in subject.lengths)}
+    moved: set[Producer] = {softmax.ref}
+    for event in subject.base.events[softmax.event.order :]:
+        if event.name not in ops.SAME_VALUES or moved.isdisjoint(event.sources[0]):
+            continue
+        moved.update(event.refs)
+        weights = event.values[0]
+        for parts, summed in itertools.permutations(range(weights.ndim), 2):
+            part = weights.sum(summed)
+            if (
+                weights.shape[parts] not in counted
+                and _are_ones(weights.sum((parts, summed)))
+                and not _is_constant(part)
+                and any(_have_the_same_numbers(one, part) for one in sums)
+            ):
+                return weights.shape[parts]
+    return None
+
+
+def _are_ones(sums: Tensor) -> bool:
+    return bool((sums - 1).abs().le(_CLOSE).all())
+
+
+def _is_constant(value: Tensor) -> bool:
+    return bool((value - value.flatten()[0]).abs().le(_CLOSE).all())
+
+
+def _have_the_same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Return whether each number of either tensor is one of the other's too."""
+    numbers = [value.double().flatten().sort().values for value in (one, other)]
+    return all(_are_among(*pair) for pair in (numbers, numbers[::-1]))
+
+
+def _are_among(numbers: Tensor, others: Tensor) -> bool:
+    """Return whether each of some numbers is one of others, which are sorted."""
+    above = torch.searchsorted(others, numbers).clamp(max=len(others) - 1)
+    nearest = [(numbers - others[place]).abs() for place in (above, (above - 1).clamp(min=0))]
+    return bool((torch.minimum(*nearest) <= _SAME).all())
+
+
+def _violation_of_contexts(subject: Subject, softmax: Softmax, contexts: int) -> Violation:
+    count = symbol_or_number(contexts, subject.numbers)
+    message = f"one softmax runs over the weights of {count} contexts together, so that those of one don't sum to one"
+    hint = "split the axis before the softmax, so that it runs over the weights of one context"
+    evidence = "set the values to 1 everywhere, and read the sums of the weights"
+    return Violation("AS302", message, softmax.ref, hint, evidence)
 
 
 def _by_projection(subject: Subject) -> Iterator[list[Softmax]]:
