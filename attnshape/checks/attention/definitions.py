@@ -78,7 +78,9 @@ def _definition(
     place, node = SourceLocator().find(event.calls[0])
     if node is None:
         return None
-    found = [assigned for name in names_in(event, node) for assigned in _assignments(name, place)]
+    step = subject.step(ref)
+    owner = subject.experiment.structure.classes.get(step.module or "") if step is not None else None
+    found = [assigned for name in names_in(event, node) for assigned in _assignments(name, place, owner)]
     computed = {(step.location.file, step.location.line) for step in subject.experiment.raw.steps if step.location}
     # a tensor that this run computes is no constant
     found = [one for one in found if (one.file, one.line) not in computed]
@@ -132,8 +134,11 @@ def _is_name(node: ast.AST) -> TypeGuard[_Name]:
     )
 
 
-def _assignments(name: _Name, place: SourceLocation) -> Iterator[SourceLocation]:
-    """Yield where a variable is assigned in its function, or an attribute of `self` in its class or a base class."""
+def _assignments(name: _Name, place: SourceLocation, owner: type | None) -> Iterator[SourceLocation]:
+    """Yield where a variable is assigned in its function, or an attribute of `self` in its class or a base class.
+
+    The class is that of the module that makes the call, its `owner`, which may inherit the code around the name.
+    """
     if isinstance(name, ast.Name):
         function = enclosing(name, ast.FunctionDef)
         if function is not None:
@@ -142,6 +147,9 @@ def _assignments(name: _Name, place: SourceLocation) -> Iterator[SourceLocation]
                     yield _location(node.value, place.file, place.function)
         return
     definition = enclosing(name, ast.ClassDef)
+    if owner is not None and getattr(definition, "name", "") in {cls.__name__ for cls in owner.__mro__}:
+        yield from _assigned(owner, name.attr)
+        return
     while isinstance(definition, ast.ClassDef):
         found = list(_in_class(definition, name, place.file))
         yield from found

@@ -62,6 +62,11 @@ def _read(named: Sequence[tuple[str, Tensor]]) -> tuple[dict[str, Tensor], dict[
     return readable, {named[place][0]: why for place, why in unread.items()}
 
 
+def _zero_parameters(named: Sequence[tuple[str, Tensor]]) -> frozenset[str]:
+    ordinary = ((name, tensor) for name, tensor in named if isinstance(tensor, nn.Parameter) and is_ordinary(tensor))
+    return frozenset(name for name, tensor in ordinary if tensor.numel() and not bool(tensor.any()))
+
+
 def _hides(tensor: Tensor, value: Tensor) -> bool:
     if not isinstance(tensor, nn.Parameter):
         return not bool(torch.isfinite(value).any())
@@ -272,6 +277,8 @@ class Experiment:
         self._limit = limit
         self._given_state = state or {}
         self._state: dict[str, Tensor] | None = None
+        self.zero_parameters: frozenset[str] = frozenset()
+        """The parameters whose numbers are all zero as the target is built, and random in every run."""
         self._default = torch_dtype(options)
         self.made_in: frozenset[torch.dtype] = frozenset()
         """The dtypes in which the user's code makes parameters, whatever the dtype of the runs."""
@@ -506,6 +513,7 @@ class Experiment:
         if self._state is None:
             named = parameters_within(runnable.function, {})
             self._state = _initial_state(named) | dict(self._given_state)
+            self.zero_parameters = _zero_parameters(named)
         self._put_back(runnable)
         return runnable
 

@@ -159,13 +159,15 @@ def gradients(
 ) -> Gradients:
     """Return the gradients of a random linear combination of all results.
 
-    `inputs` require gradients; parameters do as the target sets it, or not at all. `replaced` replaces inputs.
+    `inputs` require gradients; parameters do as the target sets it, or not at all. `replaced` replaces the numbers of
+    inputs and parameters.
     """
 
     def call(uses: _Uses, runnable: Runnable, state: Mapping[str, Tensor]) -> Gradients:
         given = dict(runnable.named_inputs())
+        every = {**state, **given}
         for name, new in (replaced or {}).items():
-            given[name].data = new(given[name].detach().clone())
+            every[name].data = new(every[name].detach().clone())
         leaves = {name: given[name] for name in inputs if name in given and given[name].is_leaf}
         for name, tensor in state.items():
             if is_lazy(tensor):

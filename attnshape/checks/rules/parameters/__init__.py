@@ -20,8 +20,10 @@ from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.interventions.uses import Gradients, kept_results
 from attnshape.checks.rules.parameters.attended_inputs import cut_attentions
+from attnshape.checks.rules.parameters.listing import listed
 from attnshape.checks.rules.parameters.selected_twice import check_selected_twice
 from attnshape.checks.rules.parameters.siblings import used_in_place_of
+from attnshape.checks.rules.parameters.zero_starts import check_zero_starts
 from attnshape.checks.rules.protocol import Outcome, Undecided, Verification, Violation
 from attnshape.inference.dataflow import numbers_read, reads_numbers
 from attnshape.model.formatting import join_words, pluralize
@@ -74,6 +76,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
     found += [*_cut(subject, alive, gradient, values), *_cut_parts(subject, alive, gradient)]
     parts = [*_unused_parts(subject, alive, gradient), *_diagonals(subject, alive, gradient)]
     found += [*parts, *_cancelled(subject, alive, gradient)]
+    still = _without_slope(subject, alive, gradient)
+    found += check_zero_starts(subject, [name for name in alive if name not in still])
     yield from found
     if gradient.failure:
         yield Undecided("the gradients of parameters", f"the run with autograd fails: {gradient.failure}")
@@ -95,7 +99,7 @@ def _dead(subject: Subject, dead: set[str], values: Mapping[str, Tensor]) -> Ite
             continue
         if not _changed(subject, names).has_no_effect:
             continue
-        message = f"{_listed(names, values)} no effect on the result{_fate(end)}"
+        message = f"{listed(names, values)} no effect on the result{_fate(end)}"
         hint = f"use {end.variable or 'its result'}, or remove what computes it"
         evidence = "no result depends on it: changed it, and no result changes"
         may_be_meant = end.fate == "ignored" and not holds_attention(subject, end)
@@ -126,7 +130,7 @@ def _never_read(subject: Subject, values: Mapping[str, Tensor], gradient: Gradie
         yield from _read_by_python(subject, [name for name in unread if gradient.by_name.get(name, 0) is None])
     elif moved is not None and moved.has_no_effect:
         message = (
-            f"{_listed(unread, values)} no effect on the result: nothing reads {'it' if len(unread) == 1 else 'them'}"
+            f"{listed(unread, values)} no effect on the result: nothing reads {'it' if len(unread) == 1 else 'them'}"
         )
         hint = "use it, or remove it if this is no option of the model"
         yield Violation("AS807", message, None, hint, "no call reads it", level="notice")
@@ -169,30 +173,6 @@ def _unregistered(subject: Subject) -> Iterator[Violation]:
         yield Violation("AS811", message, readers[0].refs[0], hint, evidence, "measured", made=next(iter(made), None))
 
 
-def _unit(name: str, names: set[str], values: Mapping[str, Tensor]) -> str:
-    """Return the path of the largest module with a parameter all of whose parameters are among the names."""
-    parts = name.split(".")
-    for end in range(1, len(parts)):
-        path = ".".join(parts[:end])
-        if all(other in names for other in values if other.startswith(f"{path}.")):
-            return path
-    return name
-
-
-def _listed(names: Sequence[str], values: Mapping[str, Tensor]) -> str:
-    """Return what the parameters are called, and "has" or "have": by modules, at most three of them."""
-    units: dict[str, list[str]] = {}
-    for name in names:
-        units.setdefault(_unit(name, set(names), values), []).append(name)
-    texts = [
-        f"{unit} ({pluralize(len(group), 'parameter')})" if len(group) > 1 else group[0]
-        for unit, group in units.items()
-    ]
-    if len(texts) > 3:
-        texts = [*texts[:2], f"{len(texts) - 2} others"]
-    return f"{join_words(texts)} {'has' if len(units) == 1 else 'have'}"
-
-
 def _cut(
     subject: Subject, alive: Sequence[str], gradient: Gradients, values: Mapping[str, Tensor]
 ) -> Iterator[Violation]:
@@ -211,7 +191,7 @@ def _cut(
         if not moved.comparable or moved.has_no_effect:
             continue
         by = f": {_why(subject.base.event(ref))}" if ref is not None else ""
-        message = f"{_listed(names, values)} an effect on the result but no gradient{by}"
+        message = f"{listed(names, values)} an effect on the result but no gradient{by}"
         hint = f"{_LET_THROUGH}, or freeze it by requires_grad_(False)"
         at = ref if ref is not None else _readers(subject, names[0])[0].refs[0]
         yield Violation("AS808", message, at, hint, "ran it with autograd, and changed the parameter")
@@ -290,7 +270,7 @@ def _only_choosing(
             continue
         choice = subject.base.event(ref)
         message = (
-            f"{_listed(names, values)} an effect on the result only through what {choice.short_name} chooses, "
+            f"{listed(names, values)} an effect on the result only through what {choice.short_name} chooses, "
             "and no gradient"
         )
         evidence = "ran it with autograd, and changed the parameter"

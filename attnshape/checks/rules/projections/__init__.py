@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 import torch
 from torch import Tensor
 
-from attnshape.checks.attention.dead_ends import live_results
+from attnshape.checks.attention.dead_ends import dead_ends, live_results
 from attnshape.checks.attention.definitions import attribute_definition
 from attnshape.checks.attention.layers import format_layers
 from attnshape.checks.attention.operands import AttentionOperand, by_attention, operands, parameter_of, projection
@@ -41,7 +41,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if len(events) > 1 and twin is not None and _is_called_once(subject, events):
             yield _violation(f"{name} is used twice, and {twin} never", events[1].refs[0], f"nothing reads {twin}")
             return
-    found = (_in_two_roles, _fused, _sliced, _all_the_same, _projected_again)
+    found = (_in_two_roles, _fused, _sliced, _part_in_two_roles, _all_the_same, _projected_again)
     violation = next(filter(None, (find(subject) for find in found)), None)
     if violation is not None:
         yield violation
@@ -261,6 +261,36 @@ def _sliced(subject: Subject) -> Violation | None:
             if moved.has_no_effect and second is not None:
                 message = f"one third of {name} is used twice, and another never"
                 return _violation(message, second.refs[0], f"changed each third of {name}")
+    return None
+
+
+def _part_in_two_roles(subject: Subject) -> Violation | None:
+    """Find a part of what is projected that two of queries, keys and values have, and a part like it that none has.
+
+    A rotation that leaves some features as they are splits queries and keys, and joins the parts again.
+    """
+    graph, parts = subject.graph, [event for event in subject.base.events if event.name in SELECTIONS | SPLITS]
+    ends = {end.ref: end.variable for end in dead_ends(subject) if end.variable}
+    unused = [(ref, event.values[ref.output].shape) for event in parts for ref in event.refs if ref in ends]
+    for ref in (ref for event in parts for ref in event.refs if unused and ref not in ends):
+        shape = subject.base.value(ref).shape
+        twin = next((other for other, own in unused if own == shape and projection(subject, (other,))), None)
+        if twin is None or projection(subject, (ref,)) is None:
+            continue
+        after = graph.downstream_of(ref)
+        for attention in by_attention(subject):
+            of_part = [operand for operand in attention if not after.isdisjoint(operand.sources)]
+            if len(of_part) < 2 or any(projection(subject, operand.sources) in after for operand in of_part):
+                continue
+            first, second = of_part[:2]
+            own = {event.order for event in graph.upstream(first.sources)}
+            joined = [event for event in graph.upstream(second.sources) if event.order not in own]
+            readers = [event for event in joined if not after.isdisjoint(event.producers)]
+            if readers:
+                message = f"{first.role} and {second.role} have one part in common, and {ends[twin]} is never used"
+                hint = f"join the parts of the {second.role}, {ends[twin]} among them"
+                evidence = f"no result depends on {ends[twin]}"
+                return Violation("AS805", message, readers[-1].refs[0], hint, evidence)
     return None
 
 

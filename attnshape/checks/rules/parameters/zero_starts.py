@@ -1,0 +1,47 @@
+"""Do parameters start at zero that only get a gradient where another one of them isn't zero?
+
+Of two matrices whose product is added, as by LoRA (Hu et al. 2021, https://arxiv.org/abs/2106.09685, section 4.1), one
+starts at zero, so that the model starts unchanged. If both do, neither ever changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from attnshape.checks.attention.definitions import attribute_definition
+from attnshape.checks.attention.subject import Subject
+from attnshape.checks.interventions.uses import gradients
+from attnshape.checks.rules.parameters.listing import listed
+from attnshape.checks.rules.protocol import Violation
+
+_FEWEST = 2
+"""One parameter at zero gets a gradient, or no gradient for another reason."""
+
+
+def check_zero_starts(subject: Subject, trained: Sequence[str]) -> Iterator[Violation]:
+    """Yield a violation where parameters at zero keep each other from getting a gradient.
+
+    Those that get one may change, and so no longer count as zero; what is left then is looked at again. `trained` are
+    the parameters that get a gradient where none of them is zero.
+    """
+    values = {name: value for name, value in subject.parameters.items() if name in trained}
+    stuck = [name for name in trained if name in subject.experiment.zero_parameters]
+    while len(stuck) >= _FEWEST:
+        found = gradients(subject.experiment, (), replaced=dict.fromkeys(stuck, torch.zeros_like))
+        slopes = {name: found.by_name.get(name) for name in stuck}
+        left = [name for name, slope in slopes.items() if slope is not None and not bool(slope.any())]
+        if len(left) == len(stuck):
+            break
+        stuck = left
+    if len(stuck) < _FEWEST:
+        return
+    reader, _ = subject.graph.consumers[stuck[0]][0]
+    path, _, attribute = stuck[0].removeprefix("self.").rpartition(".")
+    owner = subject.experiment.structure.classes.get(path)
+    message = f"{listed(stuck, values)} no gradient: all start at zero, and each gets one only if another isn't zero"
+    hint = "initialise one of those that are multiplied with random numbers, and leave the other at zero"
+    evidence = "ran it with autograd while these parameters were zero, and while they weren't"
+    made = attribute_definition(owner, attribute) if owner is not None else None
+    yield Violation("AS808", message, reader.refs[0], hint, evidence, made=made)
