@@ -185,8 +185,8 @@ class MaskLines:
             for value, sources in zip(event.operand_values, event.sources, strict=True)
             if not self._scores & set(sources)
         ]
-        sums = ops.ADDITIONS | ops.SUBTRACTIONS
-        return event.name in sums and bool(others) and all(bool((value.abs() < -HIDES).all()) for value in others)
+        is_sum = event.name in ops.ADDITIONS | ops.SUBTRACTIONS
+        return is_sum and bool(others) and all(bool((value.double().abs() < -HIDES).all()) for value in others)
 
     def _constants(self, event: ReplayedCall) -> Iterator[list[ReplayedCall]]:
         """Yield, for each operand other than the scores, the upstream calls that don't depend on the data."""

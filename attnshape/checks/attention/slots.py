@@ -28,7 +28,7 @@ def by_pair(subject: Subject, operand: AttentionOperand, numbers: Tensor) -> Ten
     axes = core.scores.axes[operand.place]
     places = [_place(axes, out) for out in range(core.scores.result.ndim)]
     pairs = _arranged(numbers, places).expand(core.scores.result.shape)
-    index = _indices_of_scores(subject)[core.context]
+    index = _indices_of_scores(subject)[core.softmax.ref]
     return pairs.reshape(-1)[index] if index is not None else None
 
 
@@ -87,8 +87,8 @@ def _arranged(numbers: Tensor, places: Sequence[int | None]) -> Tensor:
 
 @once
 def _indices_of_scores(subject: Subject) -> dict[OutputRef, Tensor | None]:
-    """Return `_index_of_scores` for each attention, by its context."""
-    return {measured.core.context: _index_of_scores(measured) for measured in subject.measured}
+    """Return `_index_of_scores` for each attention, by its weights: several may make one context together."""
+    return {measured.core.softmax.ref: _index_of_scores(measured) for measured in subject.measured}
 
 
 def _index_of_scores(measured: MeasuredCore) -> Tensor | None:

@@ -22,7 +22,7 @@ from attnshape.checks.attention.perturbation import differs, others_where
 from attnshape.checks.attention.slots import by_pair
 from attnshape.checks.attention.subject import Subject, once
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef, Replace
+from attnshape.checks.interventions.replay import Replace
 from attnshape.checks.interventions.small_sizes import involves
 from attnshape.dims.expressions import AxisExpression
 
@@ -190,10 +190,11 @@ class TokenNumbers:
         bits = range(max(start - 1, 0).bit_length())
         self._changed = [(self._changed_by(bit, 0), self._changed_by(bit, 1)) for bit in bits]
 
-    def _changed_by(self, bit: int, half: int) -> dict[tuple[OutputRef, OperandRole], Tensor] | None:
+    def _changed_by(self, bit: int, half: int) -> dict[tuple[int, OperandRole], Tensor] | None:
         """Change the tokens whose bit is `half`, and return where queries and keys change; None if that isn't known.
 
-        The contexts are put back, so that layers don't mix tokens.
+        They are found by the call that reads them, since several attentions may make one context together. The contexts
+        are put back, so that layers don't mix tokens.
         """
 
         inputs: dict[str, Replace] = {}
@@ -205,7 +206,7 @@ class TokenNumbers:
         if not moved.follows(self._subject.base):
             return None
         return {
-            (operand.core.context, operand.role): differs(
+            (operand.event.order, operand.role): differs(
                 operand.value, operand.of(moved), self._subject.experiment.tolerance
             )
             for operand in operands(self._subject)
@@ -218,7 +219,7 @@ class TokenNumbers:
         for bit, halves in enumerate(self._changed):
             changed = []
             for half in halves:
-                mask = half[operand.core.context, operand.role] if half is not None else None
+                mask = half[operand.event.order, operand.role] if half is not None else None
                 pairs = by_pair(self._subject, operand, mask) if mask is not None else None
                 laid_out = arranged(pairs) if pairs is not None else None
                 if laid_out is None:

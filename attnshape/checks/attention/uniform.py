@@ -87,7 +87,8 @@ class UniformRun:
         certain = own if len(own) == 1 else []  # micro-batches have a size of their own, too
         # part of a length may be as long as there are heads
         twice = [axis for axis in axes if shape[axis] in shape[:axis]]
-        return next(iter([*exact, *certain, *others, *twice, *own]), None)
+        window = [axis for axis in own if shape[axis] == self.subject.numbers.get("W")]
+        return next(iter([*exact, *certain, *window, *others, *twice, *own]), None)
 
     def others(self, operand: AttentionOperand) -> list[tuple[str, int]]:
         """Return the axes that hold heads or the batch, with their symbols."""

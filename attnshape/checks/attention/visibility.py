@@ -76,8 +76,11 @@ class VisibleKeys:
         return self.layout.canonical(owner)[..., : self.keys.shape[-1]]
 
     def arranged(self, pairs: Tensor) -> Tensor | None:
-        """Return what is known of each weight as (B, H, queries, keys); None if the axes are unknown."""
-        if self.layout is None:
+        """Return what is known of each weight as (B, H, queries, keys); None if the axes are unknown.
+
+        Also if it is known of other weights, as where several attentions make one context together.
+        """
+        if self.layout is None or pairs.numel() != math.prod(self.layout.shape):
             return None
         # a single query may have no axis of its own
         return self.layout.canonical(pairs.reshape(self.layout.shape))[..., : self.keys.shape[-1]]

@@ -16,6 +16,7 @@ from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.interventions.small_sizes import symbol_or_number
 from attnshape.checks.rules.attention_weights.averaged import check_averaged
+from attnshape.checks.rules.attention_weights.distributions import check_distributions
 from attnshape.checks.rules.attention_weights.indexed_sums import check_indexed
 from attnshape.checks.rules.attention_weights.joint_sums import check_joint, common_number, counted_sizes
 from attnshape.checks.rules.attention_weights.merged_blocks import check_merged_blocks
@@ -23,7 +24,6 @@ from attnshape.checks.rules.attention_weights.pairwise import check_pairwise
 from attnshape.checks.rules.attention_weights.pooled import check_pooled
 from attnshape.checks.rules.attention_weights.renormalised import check_renormalised
 from attnshape.checks.rules.attention_weights.stabilisers import check_stabilisers
-from attnshape.checks.rules.attention_weights.summed_heads import check_summed_heads
 from attnshape.checks.rules.attention_weights.without_scores import WeightSums, has_sums_of_keys, weight_sums
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.model.report import Level
@@ -46,7 +46,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     yield from without_products
     yield from check_averaged(subject)
     yield from check_pooled(subject)
-    yield from check_summed_heads(subject)
+    yield from check_distributions(subject)
     yield from check_stabilisers(subject)
     merged = list(check_merged_blocks(subject))
     yield from merged

@@ -143,14 +143,18 @@ def _adds_after_softmax(subject: Subject, visible: VisibleKeys) -> Undecided | N
 
 
 def _alibi(subject: Subject, visible: VisibleKeys, lines: MaskLines) -> Outcome:
-    """Look at how the bias changes from one key to the next, up to the query."""
+    """Look at how the bias changes from one key to the next, up to the query, and behind it."""
     added, keep = visible.added, visible.keys
     queries, keys = added.shape[-2:]
     past = torch.arange(keys)[None, 1:] <= torch.arange(queries)[:, None] + keys - queries
-    both = keep[..., 1:] & keep[..., :-1] & past
-    steps = (added[..., 1:] - added[..., :-1])[both]
+    every = added[..., 1:] - added[..., :-1]
+    both = keep[..., 1:] & keep[..., :-1]
+    steps, later = every[both & past], every[both & ~past]
     if not steps.numel():
         return Undecided(TOPIC, "no query attends to two keys")
+    if bool((steps > 0).all()) and later.numel() and bool((later > 0).all()):
+        message = "the bias rises behind the query: it favours far keys over near ones there"
+        return _violation("AS706", message, lines.constant(), "subtract slope * (i - j).abs(), or hide later keys")
     if bool((steps > 0).all()):
         return _falling(subject, visible, lines)
     if bool((steps < 0).all()):

@@ -16,16 +16,18 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.attention.visibility import explain_visibility
 from attnshape.checks.rules.grids.folds import check_folds
 from attnshape.checks.rules.grids.positions import check_biases, check_rotations, check_tables
+from attnshape.checks.rules.grids.references import check_references
 from attnshape.checks.rules.grids.samples import check_samples
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 
-CODES: tuple[str, ...] = ("AS120", "AS122", "AS717")
+CODES: tuple[str, ...] = ("AS120", "AS122", "AS125", "AS717")
 TOPIC = "rows and columns of maps"
 
 
 def check(subject: Subject) -> Iterator[Outcome]:
     """Change each row and each column of a map, and look at which tokens' queries, keys and positions go with it."""
     yield from check_samples(subject)
+    yield from check_references(subject)
     found = grid(subject)
     if found is None:
         return

@@ -23,6 +23,7 @@ from attnshape.tracing import operations as ops
 
 _MOST_TABLES = 4
 _VARIES = 1e-6
+_CLOSE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,66 @@ def check_rotations(subject: Subject, grid: TokenGrid, own: AttentionOperands) -
     sources = (*query.sources, *key.sources)
     evidence = "gave all queries and keys the same vector, and changed each row and each column of the map"
     what = "the score of equal queries and keys"
-    yield from _judged(subject, _Found(what, sources, queries, follows, _sides(queries), at, evidence))
+    found = _Found(what, sources, queries, follows, _sides(queries), at, evidence)
+    line = _line_of_both_halves(q, queries) if all(found.sides) else None
+    if line is not None:
+        yield _of_one_line(subject, found, *line)
+    else:
+        yield from _judged(subject, found)
+
+
+def _line_of_both_halves(vectors: Tensor, tokens: Cells) -> tuple[str, str] | None:
+    """Return "row" or "column", and the other one, if half of the features turn by it, and the others just alike.
+
+    None where they turn by both, or each by an angle of its own, as by the time of tokens on several frames.
+    """
+    known = tokens.are_known
+    turned = _turned(vectors[known]) if bool(known.any()) else None
+    if turned is None:
+        return None
+    twins = (turned[:, :, None] - turned[:, None]).abs().amax(0) <= _CLOSE
+    if not bool((twins.sum(-1) == 2).all()):
+        return None
+    for names, lines in ((("row", "column"), tokens.rows[known]), (("column", "row"), tokens.columns[known])):
+        firsts = (lines[:, None] == lines[None]).int().argmax(-1)
+        if bool(((turned - turned[firsts]).abs() <= _CLOSE).all()):
+            return names
+    return None
+
+
+def _turned(vectors: Tensor) -> Tensor | None:
+    """Return by what pairs of features turn from the first token to each, as complex numbers, (tokens, pairs).
+
+    Pairs are adjacent features, those of two halves, or those of two halves of each half. None if none of these turn.
+    """
+    width = vectors.shape[-1]
+    if width % 4:
+        return None
+    adjacent = vectors.reshape(-1, width // 2, 2).unbind(-1)
+    of_halves = vectors.reshape(-1, 2, 2, width // 4).unbind(-2)
+    for parts in (adjacent, vectors.chunk(2, dim=-1), of_halves):
+        one, other = (part.flatten(1) for part in parts)
+        numbers = torch.complex(one, other)
+        lengths = numbers.abs()
+        if bool((lengths - lengths[:1]).abs().le(_CLOSE * lengths[:1]).all()):
+            return numbers / numbers[:1]
+    return None
+
+
+def _of_one_line(subject: Subject, found: _Found, line: str, other: str) -> Violation:
+    message = f"both halves of the features turn by a token's {line}, and none by its {other}"
+    hint = f"turn one half by the {other}"
+    tables = (event for event in subject.graph.upstream(found.sources) if event.name in ops.JOINS)
+    data = subject.graph.depends_on_data
+    of_copies = (
+        event.refs[0]
+        for event in tables
+        if event.refs[0] not in data
+        and len(event.operand_values) == 2
+        and torch.equal(*event.operand_values)
+        and bool((event.operand_values[0] != event.operand_values[0].flatten()[0]).any())
+    )
+    return Violation("AS717", message, next(of_copies, found.at), hint, found.evidence)
 
 
 def check_tables(

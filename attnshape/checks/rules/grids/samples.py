@@ -45,7 +45,7 @@ def check_samples(subject: Subject) -> Iterator[Violation | Verification]:
     """Move the coordinates that are scaled, one and then the other, and look at how far sampled positions move."""
     judged = False
     runs: dict[tuple[Producer, int], PerturbationDiff] = {}
-    for sampled in _samplings(subject):
+    for sampled in samplings(subject):
         height, width = sampled.operand_values[0].shape[-2:]
         for scaled in itertools.islice(_scaled(subject, sampled), _MOST_SCALED):
             ratio = _ratio(subject, sampled, scaled, runs)
@@ -62,7 +62,7 @@ def check_samples(subject: Subject) -> Iterator[Violation | Verification]:
         )
 
 
-def _samplings(subject: Subject) -> Iterator[ReplayedCall]:
+def samplings(subject: Subject) -> Iterator[ReplayedCall]:
     """Yield the first calls that sample maps whose height and width differ."""
     found = (
         event

@@ -36,6 +36,7 @@ from attnshape.tracing.operations import (
     ELEMENT_WRITES,
     GATHERS,
     MULTIPLICATIONS,
+    NORMS,
     PRODUCTS,
     PRODUCTS_WITH_ADDEND,
     SAME_VALUES,
@@ -48,6 +49,7 @@ from attnshape.tracing.raw import SourceLocation
 
 _LOSING = SELECTIONS | SPLITS | ELEMENT_WRITES | MULTIPLICATIONS
 _MULTIPLYING = PRODUCTS | CONVOLUTIONS | SCALINGS
+_OF_LAYERS = PRODUCTS | CONVOLUTIONS | NORMS | GATHERS
 _WITH_DIAGONALS = PRODUCTS | MULTIPLICATIONS | DIAGONALS
 _NO_STEP = 1e-9
 """The largest difference of two numbers of keys that is rounding."""
@@ -65,7 +67,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
     yield from cut
     selected = list(check_selected_twice(subject))
     yield from selected
-    if not values:
+    weights = _given_weights(subject)
+    if not values and not weights:
         return
     live = live_results(subject)
     read = [name for name in values if any(map(reads_numbers, _readers(subject, name)))]
@@ -75,7 +78,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
     alive = [name for name in read if name in live]
     found += [*_cut(subject, alive, gradient, values), *_cut_parts(subject, alive, gradient)]
     parts = [*_unused_parts(subject, alive, gradient), *_diagonals(subject, alive, gradient)]
-    found += [*parts, *_cancelled(subject, alive, gradient)]
+    given = [name for name in weights if name in live]
+    found += [*parts, *_cancelled(subject, [*alive, *given], gradient)]
     still = _without_slope(subject, alive, gradient)
     found += check_zero_starts(subject, [name for name in alive if name not in still])
     yield from found
@@ -83,6 +87,18 @@ def check(subject: Subject) -> Iterator[Outcome]:
         yield Undecided("the gradients of parameters", f"the run with autograd fails: {gradient.failure}")
     elif not dead and not parts and not any(violation.level == "error" for violation in [*cut, *selected, *found]):
         yield from _verified(subject, alive, gradient)
+
+
+def _given_weights(subject: Subject) -> list[str]:
+    """Return the arguments that are parameters, as functions get them: matrices by which products multiply data."""
+    found = []
+    for name, value in subject.inputs.items():
+        products = (event for event in _readers(subject, name) if event.name in PRODUCTS)
+        others = (sources for event in products for sources in event.sources if name not in sources)
+        is_matrix = value.is_floating_point() and value.ndim > 1 and subject.batch_size not in value.shape
+        if is_matrix and any(subject.graph.carries_data(sources) for sources in others):
+            found.append(name)
+    return found
 
 
 def _readers(subject: Subject, name: str) -> list[ReplayedCall]:
@@ -160,13 +176,13 @@ def _unregistered(subject: Subject) -> Iterator[Violation]:
         event
         for event in subject.base.events
         for operand, sources in zip(event.operands, event.sources, strict=True)
-        if isinstance(operand, nn.Parameter) and sources[0] == "constant" and event.name in PRODUCTS
+        if isinstance(operand, nn.Parameter) and sources[0] == "constant" and event.name in _OF_LAYERS
     ]
     if readers and subject.experiment.parameters:
         number = len(
             {id(operand) for event in readers for operand in event.operands if isinstance(operand, nn.Parameter)}
         )
-        message = f"{pluralize(number, 'parameter')} of products, such as this one's, belong to no registered module"
+        message = f"{pluralize(number, 'parameter')} of layers, such as this one's, belong to no registered module"
         hint = "keep layers in nn.ModuleList or nn.ModuleDict, and parameters in attributes or nn.ParameterList"
         evidence = "compared what calls read with the module's named parameters"
         made = [attribute_definition(*container) for container in subject.experiment.structure.plain_containers[:1]]
@@ -490,7 +506,8 @@ def _without_slope(subject: Subject, alive: Sequence[str], gradient: Gradients) 
     limit = 1e-9 * max(sizes.values(), default=0.0)
     # the gradients of all parameters may be rounding, which the results tell
     rounding = 1e-13 * _largest([value for _, value in subject.base.returned])
-    effects = {name: size * _largest([subject.base.state[name]]) for name, size in sizes.items()}
+    values = {**subject.base.inputs, **subject.base.state}
+    effects = {name: size * _largest([values[name]]) for name, size in sizes.items()}
     return [name for name in alive if not sizes.get(name, 0.0) > limit or effects[name] <= rounding]
 
 

@@ -285,10 +285,18 @@ def _violations(
     same: UniformRun, query: AttentionOperand, key: AttentionOperand, value: AttentionOperand
 ) -> Iterator[Violation]:
     claimed = same.subject.claims.rope is not None
-    if same.varies(value, same.tokens(value)) and is_judged(same, value):
+    if same.varies(value, same.tokens(value)) and is_judged(same, value) and not _only_padding_differs(same, value):
         violation = violation_of(same, value, "AS702", _ROTATED_VALUE, "rotate only the query and the key")
         yield violation if claimed else replace(violation, level="notice")
     yield from judge_queries_and_keys(same, query, key)
+
+
+def _only_padding_differs(same: UniformRun, operand: AttentionOperand) -> bool:
+    """Return whether all vectors are equal but those of one number, with which windows are padded."""
+    width = same.width(operand)
+    vectors = operand.of(same.run).movedim(width, -1).flatten(0, -2)
+    own = vectors[(vectors != vectors[:, :1]).any(-1)]
+    return bool(((own - own[:1]).abs() <= same.precision * own.abs().max()).all()) if own.numel() else True
 
 
 def _cached(subject: Subject) -> Violation | None:

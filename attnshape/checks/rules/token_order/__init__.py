@@ -27,6 +27,7 @@ from attnshape.checks.interventions.replay import OutputRef, Replace, ReplayedCa
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.checks.rules.token_order.chosen import PathAxes, check_chosen
 from attnshape.checks.rules.token_order.cut_ends import cut_at_other_end
+from attnshape.checks.rules.token_order.joined import check_joined
 from attnshape.checks.rules.token_order.pairs import check_pairs, check_sources
 from attnshape.checks.rules.token_order.ranked import check_ranked
 from attnshape.tracing import operations as ops
@@ -48,6 +49,10 @@ def check(subject: Subject) -> Iterator[Outcome]:
     yield from check_ranked(subject)
     kept = _kept_keys_and_values(subject)
     if kept is None:
+        return
+    joined = list(check_joined(subject, kept))
+    yield from joined
+    if joined:
         return
     queries = [query for query, *_ in by_attention(subject)]
     judged = False
