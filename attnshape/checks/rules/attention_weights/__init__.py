@@ -17,6 +17,7 @@ from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.interventions.small_sizes import symbol_or_number
 from attnshape.checks.rules.attention_weights.averaged import check_averaged
 from attnshape.checks.rules.attention_weights.distributions import check_distributions
+from attnshape.checks.rules.attention_weights.flattened_heads import check_flattened_heads
 from attnshape.checks.rules.attention_weights.indexed_sums import check_indexed
 from attnshape.checks.rules.attention_weights.joint_sums import check_joint, common_number, counted_sizes
 from attnshape.checks.rules.attention_weights.merged_blocks import check_merged_blocks
@@ -47,6 +48,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     yield from check_averaged(subject)
     yield from check_pooled(subject)
     yield from check_distributions(subject)
+    yield from check_flattened_heads(subject)
     yield from check_stabilisers(subject)
     merged = list(check_merged_blocks(subject))
     yield from merged

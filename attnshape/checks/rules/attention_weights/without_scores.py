@@ -6,7 +6,7 @@ in chunks adds what weights within a chunk give to what queries read from the su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -187,10 +187,15 @@ def _normalisations(subject: Subject, state: _State) -> list[_Normalisation]:
                 for place in places
                 if not reached.isdisjoint(event.sources[1 - place]) and reached.isdisjoint(event.sources[place])
             ]
-        elif event.name in _MOVES:
+        elif event.name in _MOVES or (event.name in ops.ADDITIONS and not _adds_others(subject, event, reached)):
             reached.update(event.refs)
     found = [one for one in found if subject.graph.carries_data(one.sources)]
     return [one for one in found if one.is_division or _reads_both(subject, state, one)]
+
+
+def _adds_others(subject: Subject, event: ReplayedCall, reached: Set[Producer]) -> bool:
+    """Return whether a sum has other data in it than what the queries read."""
+    return any(subject.graph.carries_data(sources) and reached.isdisjoint(sources) for sources in event.sources)
 
 
 def _reads_both(subject: Subject, state: _State, found: _Normalisation) -> bool:
@@ -209,18 +214,24 @@ def _divided(subject: Subject, state: _State, found: Sequence[_Normalisation]) -
     divisor = _producers(subject, found[0].sources)
     if len(found) > 1 or _is_bounded(subject, found[0].sources):
         return
-    values: list[tuple[Product, int]] = []
+    moved = {one.ref: {place: _moved(subject, one, place) for place in one.places} for one in state.made}
+    known: list[tuple[Product, int]] = []
     for one in state.made:
-        moved = {place: _moved(subject, one, place) for place in one.places}
+        own = moved[one.ref]
         places = [
             place
             for place in one.places
-            if divisor.isdisjoint(moved[place]) and not divisor.isdisjoint(moved[one.other(place)])
+            if divisor.isdisjoint(own[place]) and not divisor.isdisjoint(own[one.other(place)])
         ]
-        if len(places) != 1:
-            return
-        values.append((one, places[0]))
-    if any(divisor.isdisjoint(_moved(subject, one, queries)) for one, queries in state.read):
+        known += [(one, place) for place in places if len(places) == 1]
+    # of several terms that are added, some may be left out of what divides them
+    of_values = {producer for one, place in known for producer in moved[one.ref][place]}
+    values = [
+        (one, place) for one in state.made for place in one.places if not of_values.isdisjoint(moved[one.ref][place])
+    ]
+    if len({one.ref for one, _ in values}) != len(state.made) or len(values) != len(state.made):
+        return
+    if all(divisor.isdisjoint(_moved(subject, one, queries)) for one, queries in state.read):
         return
     run = _with_values(subject, state, values, 1.0)
     event, sources = found[0].event, found[0].sources
@@ -417,7 +428,8 @@ def _is_bounded(subject: Subject, sources: tuple[Producer, ...]) -> bool:
             if any(abs(number) > _SMALL for number in numbers):
                 return True
         elif event.name in _BOUNDS:
-            if differs(event.values[0], event.operand_values[0], subject.experiment.tolerance).any():
+            raised = differs(event.values[0], event.operand_values[0], subject.experiment.tolerance)
+            if bool((event.values[0][raised].abs() > _SMALL).any()):
                 return True
         elif not _keeps_vectors(event) and event.name not in _INVERSES:
             return False

@@ -160,12 +160,31 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
             factor = mapping.common_factor * inner * core.softmax.base
             own = operands_of(measured)
             outcomes = list(_of_core(subject, own, core.scores.ref, factor, kinds))
+            outcomes = [_of_weights(subject, measured, own[0].width, outcome) for outcome in outcomes]
             is_right = core.more_scores and not any(isinstance(outcome, Violation) for outcome in outcomes)
             unequal = unequal_terms(subject, own, TOPIC) if is_right else None
             yield from outcomes if unequal is None else [unequal]
     for own in by_attention(subject):
         if isinstance(fused := own[0].core, FusedCore):
             yield from _of_core(subject, own, fused.context, fused.scale, {1})
+
+
+def _of_weights(subject: Subject, measured: MeasuredCore, width: int, outcome: Outcome) -> Outcome:
+    """Return that the weights are scaled instead of the scores, if that is the outcome; else what it was."""
+    mapping = measured.weights_map
+    factor = mapping.common_factor if mapping is not None and mapping.elementwise else None
+    if not isinstance(outcome, Violation) or outcome.code != "AS204" or factor is None:
+        return outcome
+    scales = {"Dk": width, **_other_widths(subject, width)}
+    names = [name for name, size in scales.items() if math.isclose(factor, size**-0.5, rel_tol=_CLOSE)]
+    if not names:
+        return outcome
+    core = measured.core
+    path = between(subject.graph, core.softmax.ref, core.value.sources(core.weights_place))
+    at = next((event.refs[0] for event in path if event.name in SCALINGS), core.softmax.ref)
+    message = f"the weights are scaled by 1/sqrt({names[0]}) = {factor:.4g} after the softmax, and the scores are not"
+    hint = "scale the scores before the softmax: each row of weights has to sum to one"
+    return replace(outcome, message=message, at=at, hint=hint, level="error")
 
 
 def _of_changed_scores(subject: Subject, measured: MeasuredCore, inner: float | None) -> Iterator[Outcome]:
