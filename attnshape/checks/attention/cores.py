@@ -319,6 +319,8 @@ def _require_ordinary(event: ReplayedCall) -> None:
     """Raise UnreadableError if a call computes with a tensor that can't be replaced, or that has no elements."""
     if event.unusual is not None:
         raise UnreadableError(event.refs[0], f"it computes with {event.unusual}")
+    if event.unread:
+        raise UnreadableError(event.refs[0], next(iter(event.unread.values())))
     if not all(value.numel() for value in event.operand_values):
         raise UnreadableError(event.refs[0], "an operand has no elements, so nothing can be observed")
 
