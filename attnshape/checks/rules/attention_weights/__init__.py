@@ -25,6 +25,7 @@ from attnshape.checks.rules.attention_weights.pairwise import check_pairwise
 from attnshape.checks.rules.attention_weights.pooled import check_pooled
 from attnshape.checks.rules.attention_weights.renormalised import check_renormalised
 from attnshape.checks.rules.attention_weights.stabilisers import check_stabilisers
+from attnshape.checks.rules.attention_weights.used_again import check_used_again
 from attnshape.checks.rules.attention_weights.without_scores import WeightSums, has_sums_of_keys, weight_sums
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.model.report import Level
@@ -49,6 +50,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     yield from check_pooled(subject)
     yield from check_distributions(subject)
     yield from check_flattened_heads(subject)
+    yield from check_used_again(subject)
     yield from check_stabilisers(subject)
     merged = list(check_merged_blocks(subject))
     yield from merged
