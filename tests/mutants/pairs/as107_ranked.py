@@ -26,6 +26,7 @@ PAIRS = [
     ("AS107", "fused_qkv", *SELF),
     ("AS107", "sorted_and_cut", *SELF),
     ("AS107", "argsort_again", *SELF),
+    ("AS107", "last_of_ascending", *SELF),
 ]
 
 
@@ -358,3 +359,37 @@ def right_argsort_again(B, H, L, Dk, K):
 def reference_argsort_again(module, x):
     q, k, v = (heads(x, one, module.heads) for one in (module.wq, module.wk, module.wv))
     return merge(best_only(q, k, v, module.count))
+
+
+class AscendingScores(nn.Module):
+    """The last scores of a sort are the best ones."""
+
+    def __init__(self, width, heads, count):
+        super().__init__()
+        self.heads, self.count = heads, count
+        self.wq, self.wk, self.wv = (nn.Linear(width, width, bias=False) for _ in range(3))
+
+    def kept(self, order):
+        return order[..., -self.count :]
+
+    def forward(self, x):
+        q, k, v = (one(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (self.wq, self.wk, self.wv))
+        scores, order = torch.sort(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1)
+        weights = scores[..., -self.count :].softmax(dim=-1)
+        return torch.einsum("bhlk,bhlkd->blhd", weights, gathered(v, self.kept(order))).flatten(2)
+
+
+class AscendingScoresBestFirst(AscendingScores):
+    def kept(self, order):
+        return order.flip(-1)[..., : self.count]  # wrong: AS107 last_of_ascending
+
+
+def wrong_last_of_ascending(B, H, L, Dk, K):
+    return _self(AscendingScoresBestFirst, B, H, L, Dk, K)
+
+
+def right_last_of_ascending(B, H, L, Dk, K):
+    return _self(AscendingScores, B, H, L, Dk, K)
+
+
+reference_last_of_ascending = reference_argsort_again

@@ -30,7 +30,7 @@ class Deformable(nn.Module):
         self.value, self.out = nn.Linear(width, width), nn.Linear(width, width)
 
     def centres(self, height, width):
-        rows, columns = (torch.arange(size).add(0.5) / size for size in (height, width))
+        rows, columns = (torch.arange(size).double().add(0.5) / size for size in (height, width))
         y, x = torch.meshgrid(rows, columns, indexing="ij")
         return torch.stack([x, y], dim=-1).reshape(-1, 2)
 
@@ -49,7 +49,7 @@ class Deformable(nn.Module):
 
 class DeformableBackwards(Deformable):
     def centres(self, height, width):
-        rows, columns = (torch.arange(size).add(0.5) / size for size in (height, width))
+        rows, columns = (torch.arange(size).double().add(0.5) / size for size in (height, width))
         y, x = torch.meshgrid(rows, columns, indexing="ij")
         return torch.stack([y, x], dim=-1).reshape(-1, 2)  # wrong: AS125 table_of_centres
 
@@ -137,10 +137,10 @@ class References(nn.Module):
         return reference.flip(-1)
 
     def forward(self, x):
-        height, width = x.shape[-2:]
+
         q = self.to_q(x)
         offsets = self.to_offsets(q).tanh().permute(0, 2, 3, 1) * 0.3
-        grid = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+        grid = torch.meshgrid(*(torch.linspace(-1, 1, n, dtype=torch.float64) for n in x.shape[-2:]), indexing="ij")
         reference = self.order(torch.stack(grid, dim=-1)).to(x)
         sampled = F.grid_sample(x, reference + offsets, mode="bilinear", align_corners=True)
         tokens = sampled.flatten(2).mT
@@ -155,10 +155,10 @@ class ReferencesBackwards(References):
         return reference
 
     def forward(self, x):
-        height, width = x.shape[-2:]
+
         q = self.to_q(x)
         offsets = self.to_offsets(q).tanh().permute(0, 2, 3, 1) * 0.3
-        grid = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+        grid = torch.meshgrid(*(torch.linspace(-1, 1, n, dtype=torch.float64) for n in x.shape[-2:]), indexing="ij")
         reference = self.order(torch.stack(grid, dim=-1)).to(x)  # wrong: AS125 references_of_a_group
         sampled = F.grid_sample(x, reference + offsets, mode="bilinear", align_corners=True)
         tokens = sampled.flatten(2).mT

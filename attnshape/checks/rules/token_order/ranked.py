@@ -28,7 +28,7 @@ def check_ranked(subject: Subject) -> Iterator[Violation]:
         core, value = measured.core, operands_of(measured)[2]
         chain = between(subject.graph, core.scores.ref, core.softmax.sources)
         rankings = [event for event in chain if event.name in _RANKINGS]
-        indices = _indices(rankings[0], core.weights.squeeze()) if len(rankings) == 1 else None
+        indices = _indices(rankings[0], core.softmax.scores.squeeze()) if len(rankings) == 1 else None
         numbers = _numbers_of_values(subject, value, rankings[0]) if indices is not None else None
         if indices is None or numbers is None or numbers.shape != indices.shape or torch.equal(numbers, indices):
             continue
@@ -44,16 +44,28 @@ def check_ranked(subject: Subject) -> Iterator[Violation]:
             yield Violation("AS107", message, at, hint, evidence)
 
 
-def _indices(ranking: ReplayedCall, weights: Tensor) -> Tensor | None:
-    """Return the index of the key of each weight, without axes of size 1; None if that can't be told.
+def _indices(ranking: ReplayedCall, scores: Tensor) -> Tensor | None:
+    """Return the index of the key of each score of a softmax, without axes of size 1; None if that can't be told.
 
-    A sort has all keys, of which the first ones are kept.
+    A sort has all keys, of which the first or the last ones are kept, as they are or from the last one on.
     """
-    indices = ranking.values[1].squeeze()
-    if indices.ndim != weights.ndim or not indices.ndim or indices.shape[-1] < weights.shape[-1]:
+    best, indices = (value.squeeze() for value in ranking.values)
+    if indices.ndim != scores.ndim or not indices.ndim or indices.shape[-1] < scores.shape[-1]:
         return None
-    kept = indices[..., : weights.shape[-1]]
-    return kept if kept.shape == weights.shape else None
+    count, size = scores.shape[-1], indices.shape[-1]
+    for kept in (slice(count), slice(size - count, size)):
+        for axes in ((), (-1,)):
+            if _are_multiples(scores, best[..., kept].flip(axes)):
+                return indices[..., kept].flip(axes)
+    return None
+
+
+def _are_multiples(scores: Tensor, others: Tensor) -> bool:
+    """Return whether scores are others times one number."""
+    if scores.shape != others.shape or not bool((others != 0).all()):
+        return False
+    ratios = scores.double() / others.double()
+    return bool(torch.isclose(ratios, ratios.flatten()[0]).all())
 
 
 def _numbers_of_values(subject: Subject, value: AttentionOperand, ranking: ReplayedCall) -> Tensor | None:
