@@ -352,6 +352,11 @@ class Experiment:
         state = self._state or {}
         return Experiment(self.target, numbers, self._options, self._limit, self.budget, self._modules, state)
 
+    def in_training(self) -> Experiment:
+        """Return an experiment with the same numbers, and with modules in training mode."""
+        options = replace(self._options, train=True)
+        return Experiment(self.target, self.numbers, options, self._limit, self.budget, self._modules, self._state)
+
     def input_shapes_at(self, numbers: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the inputs with which the target is called at other sizes; none if building it fails."""
 

@@ -18,7 +18,7 @@ from attnshape.checks.attention.perturbation import PerturbationDiff, other_numb
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
-from attnshape.checks.interventions.uses import Gradients, kept_results
+from attnshape.checks.interventions.uses import Gradients, gradients, kept_results
 from attnshape.checks.rules.parameters.attended_inputs import cut_attentions
 from attnshape.checks.rules.parameters.listing import listed
 from attnshape.checks.rules.parameters.selected_twice import check_selected_twice
@@ -204,13 +204,21 @@ def _cut(
     yield from _only_choosing(subject, choosing, values)
     for ref, names in groups.items():
         moved = _changed(subject, names)
-        if not moved.comparable or moved.has_no_effect:
+        if not moved.comparable or moved.has_no_effect or _train_in_training(subject, names):
             continue
         by = f": {_why(subject.base.event(ref))}" if ref is not None else ""
         message = f"{listed(names, values)} an effect on the result but no gradient{by}"
         hint = f"{_LET_THROUGH}, or freeze it by requires_grad_(False)"
         at = ref if ref is not None else _readers(subject, names[0])[0].refs[0]
         yield Violation("AS808", message, at, hint, "ran it with autograd, and changed the parameter")
+
+
+def _train_in_training(subject: Subject, names: Sequence[str]) -> bool:
+    """Return whether parameters get a gradient in training mode, as those that evaluation folds into others."""
+    if subject.experiment.training:
+        return False
+    found = gradients(subject.experiment.in_training(), ())
+    return all((slope := found.by_name.get(name)) is not None and bool(slope.any()) for name in names)
 
 
 def _cut_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -> Iterator[Violation]:

@@ -119,13 +119,22 @@ def _modified(
 
 
 def _changes_again(subject: Subject, name: str) -> bool:
-    """Return whether a change is more than filling an empty cache, or a table that the first call computes."""
+    """Return whether a change is more than filling an empty cache, or a table that the first call computes.
+
+    The first call in evaluation may also fold one parameter into another, so that later calls give the same.
+    """
     before, after = subject.base.state[name], subject.base.state_after[name]
     operations = {event.name for event in writers(subject, name)}
-    if name in subject.experiment.parameters or bool(before[before != after].any()) or not operations <= FILLS:
-        return True
     runs = subject.experiment.call_twice()
-    return runs is None or bool(_differing({name: runs[1].state[name]}, {name: runs[1].state_after[name]}))
+    if runs is None or _differing({name: runs[1].state[name]}, {name: runs[1].state_after[name]}):
+        return True
+    fills = operations <= FILLS and name not in subject.experiment.parameters
+    if fills and not bool(before[before != after].any()):
+        return False
+    first, second = (dict(run.returned) for run in runs)
+    tolerance = subject.experiment.tolerance
+    is_same = all(not bool(differs(value, second[path], tolerance).any()) for path, value in first.items())
+    return not is_same or name not in subject.experiment.parameters
 
 
 def _differing(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
