@@ -39,6 +39,7 @@ from attnshape.tracing.operations import (
     NORMS,
     PRODUCTS,
     PRODUCTS_WITH_ADDEND,
+    RESHAPES,
     SAME_VALUES,
     SCALINGS,
     SELECTIONS,
@@ -328,7 +329,7 @@ def _unused_parts(subject: Subject, alive: Sequence[str], gradient: Gradients) -
     found: dict[tuple[OutputRef, Fraction, str, Level], tuple[list[str], SourceLocation | None]] = {}
     for name in alive:
         slopes = gradient.by_name.get(name)
-        product = _product_of(subject, name)
+        product = _product_of(subject, name) or _product_of_part(subject, name)
         if slopes is None or slopes.ndim != 2 or product is None or not bool(torch.isfinite(slopes).all()):
             continue
         for axis in (0, 1):
@@ -465,6 +466,16 @@ def _product_of(subject: Subject, name: str) -> ReplayedCall | None:
     """Return the first call that multiplies a parameter, transposed or not, or takes its diagonal."""
     reads = _readers_through(TRANSPOSES, subject, name)
     return next((event for event, _ in reads if event.name in _WITH_DIAGONALS), None)
+
+
+def _product_of_part(subject: Subject, name: str) -> ReplayedCall | None:
+    """Return the first product of a part of a linear layer's weight, of which several products may have parts."""
+    path, _, attribute = name.removeprefix("self.").rpartition(".")
+    owner = subject.experiment.structure.classes.get(path)
+    if attribute != "weight" or owner is None or not issubclass(owner, nn.Linear):
+        return None
+    reads = _readers_through(TRANSPOSES | RESHAPES | SELECTIONS | SPLITS, subject, name)
+    return next((event for event, _ in reads if event.name in PRODUCTS), None)
 
 
 def _readers_through(names: Set[str], subject: Subject, name: str) -> Iterator[tuple[ReplayedCall, Producer]]:

@@ -41,7 +41,15 @@ def check(subject: Subject) -> Iterator[Outcome]:
         if len(events) > 1 and twin is not None and _is_called_once(subject, events):
             yield _violation(f"{name} is used twice, and {twin} never", events[1].refs[0], f"nothing reads {twin}")
             return
-    found = (_in_two_roles, _fused, _sliced, _part_in_two_roles, _all_the_same, _projected_again)
+    found = (
+        _in_two_roles,
+        _fused,
+        _sliced,
+        _part_in_two_roles,
+        _part_in_two_attentions,
+        _all_the_same,
+        _projected_again,
+    )
     violation = next(filter(None, (find(subject) for find in found)), None)
     if violation is not None:
         yield violation
@@ -291,6 +299,36 @@ def _part_in_two_roles(subject: Subject) -> Violation | None:
                 hint = f"join the parts of the {second.role}, {ends[twin]} among them"
                 evidence = f"no result depends on {ends[twin]}"
                 return Violation("AS805", message, readers[-1].refs[0], hint, evidence)
+    return None
+
+
+def _part_in_two_attentions(subject: Subject) -> Violation | None:
+    """Find a part of a split by which two attentions have the same keys, for example, while another part is unused.
+
+    Differential attention splits queries and keys, one part for each of two softmaxes.
+    """
+    graph = subject.graph
+    ends = {end.ref: end.variable for end in dead_ends(subject) if end.variable}
+    splits = [event for event in subject.base.events if event.name in SPLITS and not ends.keys().isdisjoint(event.refs)]
+    for split, (one, other) in itertools.product(splits, itertools.combinations(by_attention(subject), 2)):
+        unused = next(ref for ref in split.refs if ref in ends)
+        alike = [_equal(a.value, b.value) for a, b in zip(one, other, strict=True)]
+        for place in (0, 1):
+            if not alike[place] or alike[1 - place]:
+                continue
+            shared = [
+                ref
+                for ref in split.refs
+                if subject.base.value(ref).shape == subject.base.value(unused).shape
+                and all(not graph.downstream_of(ref).isdisjoint(own[place].sources) for own in (one, other))
+            ]
+            if shared and unused not in shared:
+                role = one[place].role
+                message = f"two attentions have the same {role}, and {ends[unused]} is never used"
+                at = OutputRef(other[place].event.order)
+                hint = f"use {ends[unused]} in one of them"
+                evidence = f"compared the {role} of both, and found that no result depends on {ends[unused]}"
+                return Violation("AS805", message, at, hint, evidence, "measured")
     return None
 
 

@@ -9,14 +9,16 @@ from functools import partial
 from attnshape.checks.attention.cores import Core, FusedCore, softmaxes
 from attnshape.checks.attention.dead_ends import is_dropped
 from attnshape.checks.attention.elementwise import HIDES
+from attnshape.checks.attention.mistake_lines import helper_call
 from attnshape.checks.attention.operands import AttentionOperand, operands, projection, without_iterations
 from attnshape.checks.attention.perturbation import other_numbers, other_pattern
 from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.experiment import Intervention
-from attnshape.checks.interventions.replay import OutputRef
+from attnshape.checks.interventions.replay import OutputRef, ReplayedCall
 from attnshape.checks.rules.protocol import Observation, Outcome, Undecided, Verification, Violation
 from attnshape.checks.rules.unused_inputs.steps import check_steps
 from attnshape.errors import format_exception
+from attnshape.inference.dataflow import reads_numbers
 from attnshape.tracing.operations import JOINS, SHAPE_FROM_SECOND
 
 CODES: tuple[str, ...] = ("AS801", "AS802", "AS803", "AS804")
@@ -71,7 +73,8 @@ def check(subject: Subject) -> Iterator[Outcome]:
     elif subject.inputs:
         unchanged = dict(_without_effect(subject))
         for name, why in unchanged.items():
-            yield Undecided(TOPIC, f"{name} can't be varied: {why}") if why else _not_used(name)
+            outcome = Undecided(TOPIC, f"{name} can't be varied: {why}") if why else _not_used(name)
+            yield (_used_in_place_of(subject, name) if not why else None) or outcome
         if subject.attentions and not unchanged:
             yield Verification("the result depends on every input, and attention on its queries, keys and values")
         elif subject.attentions:
@@ -100,6 +103,28 @@ def _without_effect(subject: Subject) -> Iterator[tuple[str, str]]:
 
 def _not_used(name: str) -> Observation:
     return Observation(f"the result doesn't depend on {name}")
+
+
+def _used_in_place_of(subject: Subject, name: str) -> Violation | None:
+    """Return that another argument is read twice, and this one never, if one part of their names tells them apart."""
+    if any(map(reads_numbers, _readers(subject, name))):
+        return None
+    for twin, value in subject.inputs.items():
+        own = subject.base.inputs[name]
+        readers = [event for event in _readers(subject, twin) if reads_numbers(event)]
+        parts = zip(name.split("_"), twin.split("_"), strict=False)
+        is_like = name.count("_") == twin.count("_") > 0 and sum(one != other for one, other in parts) == 1
+        if is_like and len(readers) > 1 and value.shape == own.shape and value.dtype == own.dtype:
+            code, _ = _ROLES[named_role(name) or "memory"]
+            message = f"{twin} is used twice, and {name} never"
+            evidence = f"changed all of {name}, and found the calls that read {twin}"
+            at, place = readers[-1].refs[0], helper_call(subject, readers[-1].refs[0])
+            return Violation(code, message, at, f"use {name} here, or remove the argument", evidence, place=place)
+    return None
+
+
+def _readers(subject: Subject, name: str) -> list[ReplayedCall]:
+    return [event for event, _ in subject.graph.consumers.get(name, ())]
 
 
 def _last_name(name: str) -> str:
@@ -135,7 +160,7 @@ def _role(subject: Subject, name: str) -> str | None:
 
 def _line(subject: Subject, name: str, role: str) -> OutputRef | None:
     """Return the call to name: one that reads only the shape of the input, else the projection or product to feed."""
-    readers = [event for event, _ in subject.graph.consumers.get(name, [])]
+    readers = _readers(subject, name)
     shapes = [event for event in readers if event.name in SHAPE_FROM_SECOND | {"zeros_like"}]
     if shapes:
         return shapes[-1].refs[0]
