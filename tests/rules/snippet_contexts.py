@@ -246,6 +246,7 @@ CONTEXTS: dict[str, Context] = {
         "B, H, Dk, W",
         init="self.offsets = nn.Linear(D, 2)",
     ),
+    "AS126": Context(SPLIT, SOFTMAX),
     "AS201": Context("", f"v = self.wv(x).view(B, L, H, Dk).transpose(1, 2)\n{SOFTMAX}"),
     "AS202": Context(CROSS_SPLIT, f"context = scores.softmax(dim=-1) @ v\n{CROSS_OUTPUT}", **CROSS),
     "AS203": Context("Dk = D\nk = self.wk(x)", "return scores.softmax(dim=-1) @ self.wv(x)", **ONE_HEAD),

@@ -6,6 +6,7 @@ they meet. So the places are known however the map was flattened, transposed, or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -268,11 +269,25 @@ def grid(subject: Subject) -> TokenGrid | None:
         axes, source = _axes_of_map(subject, event), event.sources[0][-1]
         if axes is None:
             continue
-        shape = event.operand_values[0].shape
+        source = _before_projection(subject, source)
+        shape = (subject.base.value(source) if isinstance(source, OutputRef) else subject.inputs[source]).shape
         found = TokenGrid(subject, source, shape, axes, (shape[axes[0]], shape[axes[1]]))
         return found if _is_map(found) else None
     written = _written_grid(subject)
     return written if written is not None and _is_map(written) else None
+
+
+def _before_projection(subject: Subject, source: Producer) -> Producer:
+    """Return the map of which a convolution projects each token by itself, if it does, as for queries, keys and values.
+
+    Each of these comes from another convolution of the same map.
+    """
+    event = subject.base.event(source) if isinstance(source, OutputRef) else None
+    if event is None or event.name not in ops.CONVOLUTIONS or set(event.operand_values[1].shape[2:]) != {1}:
+        return source
+    made = event.sources[0][-1]
+    is_map = isinstance(made, OutputRef) or made in subject.inputs
+    return made if is_map and event.operand_values[0].shape[2:] == event.values[0].shape[2:] else source
 
 
 def _is_map(found: TokenGrid) -> bool:
@@ -308,6 +323,8 @@ def _axes_of_map(subject: Subject, event: ReplayedCall) -> _Axes | None:
     for axes in ((1, 2), (2, 3)):
         others = [size for axis, size in enumerate(rest, 1) if axis not in axes]
         merged = before[axes[0]] * before[axes[1]]
-        if after in ((b, merged, *others), (b, *others, merged)):
+        # the call may split the features into heads, too
+        is_last = (after[0], after[-1]) == (b, merged) and math.prod(after) == math.prod(before)
+        if after == (b, merged, *others) or (is_last and axes == (2, 3)):
             return axes
     return (1, 2) if after[-1] == before[-1] and len(after) != 4 else None

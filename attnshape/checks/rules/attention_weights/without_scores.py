@@ -6,7 +6,7 @@ in chunks adds what weights within a chunk give to what queries read from the su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -205,7 +205,7 @@ def _reads_both(subject: Subject, state: _State, found: _Normalisation) -> bool:
     """
     behind = _producers(subject, found.sources)
     of_queries = all(not behind.isdisjoint(_moved(subject, one, queries)) for one, queries in state.read)
-    made = [{place: _moved(subject, one, place) for place in one.places} for one in state.made]
+    made = [{place: _before_features(subject, one, place) for place in one.places} for one in state.made]
     return of_queries and all(any(not behind.isdisjoint(own) for own in places.values()) for places in made)
 
 
@@ -215,15 +215,10 @@ def _divided(subject: Subject, state: _State, found: Sequence[_Normalisation]) -
     if len(found) > 1 or _is_bounded(subject, found[0].sources):
         return
     moved = {one.ref: {place: _moved(subject, one, place) for place in one.places} for one in state.made}
-    known: list[tuple[Product, int]] = []
-    for one in state.made:
-        own = moved[one.ref]
-        places = [
-            place
-            for place in one.places
-            if divisor.isdisjoint(own[place]) and not divisor.isdisjoint(own[one.other(place)])
-        ]
-        known += [(one, place) for place in places if len(places) == 1]
+    known = _values_of(state, moved, divisor)
+    if not known:  # sums of keys may lack what features are made of them
+        moved = {one.ref: {place: _before_features(subject, one, place) for place in one.places} for one in state.made}
+        known = _values_of(state, moved, divisor)
     # of several terms that are added, some may be left out of what divides them
     of_values = {producer for one, place in known for producer in moved[one.ref][place]}
     values = [
@@ -241,6 +236,39 @@ def _divided(subject: Subject, state: _State, found: Sequence[_Normalisation]) -
     sums = run.value(event.refs[0])
     if bool(torch.isfinite(sums).all()):
         yield WeightSums(sums, _divisor(subject, found[0]), by_softmax=False, is_multiplied=not is_inverted)
+
+
+def _values_of(
+    state: _State, moved: Mapping[OutputRef, Mapping[int, set[Producer]]], divisor: set[Producer]
+) -> list[tuple[Product, int]]:
+    """Return the products that sum up values, with the place of the operand on which what divides them doesn't depend.
+
+    `moved` has the producers of the numbers of each operand.
+    """
+    known: list[tuple[Product, int]] = []
+    for one in state.made:
+        own = moved[one.ref]
+        places = [
+            place
+            for place in one.places
+            if divisor.isdisjoint(own[place]) and not divisor.isdisjoint(own[one.other(place)])
+        ]
+        known += [(one, place) for place in places if len(places) == 1]
+    return known
+
+
+def _before_features(subject: Subject, one: Product, place: int) -> set[Producer]:
+    """Return an operand's producers, back to its projection, or to where it is split off."""
+    wanted, found = list(one.sources(place)), set[Producer]()
+    while wanted:
+        source = wanted.pop()
+        if source in found:
+            continue
+        found.add(source)
+        event = subject.base.event(source) if isinstance(source, OutputRef) else None
+        if event is not None and event.name not in ops.PRODUCTS | ops.CONVOLUTIONS | ops.SPLITS | ops.SELECTIONS:
+            wanted += event.producers
+    return found
 
 
 def _is_inverse(subject: Subject, sources: tuple[Producer, ...]) -> bool:

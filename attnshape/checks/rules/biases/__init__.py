@@ -22,6 +22,7 @@ from attnshape.checks.attention.visibility import VisibleKeys, explain_visibilit
 from attnshape.checks.rules.biases.distances import check_distances, uneven_slopes
 from attnshape.checks.rules.biases.effects import check_effects
 from attnshape.checks.rules.biases.lengths import check_lengths
+from attnshape.checks.rules.biases.mirrored_rows import check_mirrored_rows
 from attnshape.checks.rules.biases.offsets import check_offsets
 from attnshape.checks.rules.biases.published import check_loop_of_heads, check_published
 from attnshape.checks.rules.biases.scaling import check_scaling, zero_bias
@@ -54,6 +55,7 @@ def _outcomes(subject: Subject) -> Iterator[Outcome]:
     wrong: set[str] = set()
     ignored = list(check_effects(subject, names))
     yield from ignored
+    yield from check_mirrored_rows(subject)
     names = [name for name in names if all(name not in one.claims for one in ignored)]
     explained, unseen = explain_visibility(subject)
     for why in unseen if names or claims.alibi else ():

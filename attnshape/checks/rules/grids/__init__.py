@@ -18,9 +18,10 @@ from attnshape.checks.rules.grids.folds import check_folds
 from attnshape.checks.rules.grids.positions import check_biases, check_rotations, check_tables
 from attnshape.checks.rules.grids.references import check_references
 from attnshape.checks.rules.grids.samples import check_samples
+from attnshape.checks.rules.grids.vectors import check_vectors
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 
-CODES: tuple[str, ...] = ("AS120", "AS122", "AS125", "AS717")
+CODES: tuple[str, ...] = ("AS105", "AS120", "AS122", "AS125", "AS717")
 TOPIC = "rows and columns of maps"
 
 
@@ -33,6 +34,10 @@ def check(subject: Subject) -> Iterator[Outcome]:
         return
     visible = {one.visible.core.context: one.visible for one in explain_visibility(subject)[0]}
     every = [(own, visible[own[0].core.context]) for own in of_distinct_code(subject) if own[0].core.context in visible]
+    vectors = list(check_vectors(subject, found, every))
+    yield from vectors
+    if vectors:
+        return
     folds = list(check_folds(subject, found, every))
     yield from folds
     if any(isinstance(outcome, Violation) for outcome in folds):

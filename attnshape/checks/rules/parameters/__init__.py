@@ -35,6 +35,7 @@ from attnshape.tracing.operations import (
     DIAGONALS,
     ELEMENT_WRITES,
     GATHERS,
+    LOWER_BOUNDS,
     MULTIPLICATIONS,
     NORMS,
     PRODUCTS,
@@ -82,6 +83,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     given = [name for name in weights if name in live]
     found += [*parts, *_cancelled(subject, [*alive, *given], gradient)]
     still = _without_slope(subject, alive, gradient)
+    found += _saturated(subject, alive, gradient)
     found += check_zero_starts(subject, [name for name in alive if name not in still])
     yield from found
     if gradient.failure:
@@ -212,6 +214,25 @@ def _cut(
         hint = f"{_LET_THROUGH}, or freeze it by requires_grad_(False)"
         at = ref if ref is not None else _readers(subject, names[0])[0].refs[0]
         yield Violation("AS808", message, at, hint, "ran it with autograd, and changed the parameter")
+
+
+def _saturated(subject: Subject, alive: Sequence[str], gradient: Gradients) -> Iterator[Violation]:
+    """Yield the parameters all of whose numbers lie beyond a bound at the start, so that none gets a gradient."""
+    for event in subject.base.events:
+        if event.name not in LOWER_BOUNDS or len(event.operand_values) != 1 or event.unusual is not None:
+            continue
+        before, after = event.operand_values[0], event.values[0]
+        names = sorted(subject.graph.origins(event.sources[0]) & set(alive))
+        slopes = [gradient.by_name.get(name) for name in names]
+        is_cut = bool(names) and all(slope is not None and not bool(slope.any()) for slope in slopes)
+        is_bound = bool((after == after.flatten()[0]).all()) and bool((after != before).all())
+        if is_cut and is_bound and not subject.graph.carries_data(event.sources[0]):
+            message = (
+                f"{join_words(names)} {'gets' if len(names) == 1 else 'get'} no gradient: every number that this call "
+                f"bounds starts beyond the bound, {float(after.flatten()[0]):.4g}"
+            )
+            hint = "bound it where its numbers are at the start, such as a logarithm before exp"
+            yield Violation("AS808", message, event.refs[0], hint, "compared the numbers before and after the bound")
 
 
 def _train_in_training(subject: Subject, names: Sequence[str]) -> bool:

@@ -295,7 +295,10 @@ def _judge(
     def is_scale(number: float) -> bool:
         return math.isclose(scale, number, rel_tol=_CLOSE)
 
-    if claimed is not None and is_scale(expected):
+    # a claim may count a head's width as the model has it, where scores sum several parts of that width
+    of_model = subject.claims.scale_at({HEAD_WIDTH: width, **subject.numbers})
+    is_usual = is_scale(1 / math.sqrt(width)) and of_model is not None and is_scale(of_model)
+    if claimed is not None and (is_scale(expected) or is_usual):
         return Verification(f"scores are scaled by {claimed}, as claimed", _claimed(subject))
     added = 1 + len(core.more_scores) if isinstance(core, Core) else 1
     for kinds in sorted(possible_kinds) if claimed is None else ():

@@ -29,11 +29,12 @@ from attnshape.checks.rules.tokens.feature_maps import (
 )
 from attnshape.checks.rules.tokens.frequencies import check_frequencies
 from attnshape.checks.rules.tokens.other_axis import crossed_norms
+from attnshape.checks.rules.tokens.separate_sums import check_separate_sums
 from attnshape.checks.rules.tokens.unit_vectors import joint_norms, misplaced_norms
 from attnshape.model.formatting import join_words
 from attnshape.tracing import operations as ops
 
-CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS109", "AS111", "AS113", "AS119", "AS602")
+CODES: tuple[str, ...] = ("AS103", "AS104", "AS105", "AS109", "AS111", "AS113", "AS119", "AS126", "AS602")
 TOPIC = "tokens before attention"
 _DIVISIONS = ops.DIVISIONS | ops.REVERSED_DIVISIONS
 _INVERSE = _DIVISIONS | {"rsqrt", "reciprocal", "pow"}
@@ -45,6 +46,7 @@ _NEAR = 4
 def check(subject: Subject) -> Iterator[Outcome]:
     """Look for tokens that are mixed or scrambled before attention, then for norms along the wrong axis."""
     yield from check_frequencies(subject)
+    yield from check_separate_sums(subject)
     outcomes = list(_followed(subject))
     yield from outcomes
     if not any(isinstance(outcome, Violation) for outcome in outcomes):

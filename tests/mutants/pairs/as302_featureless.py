@@ -15,7 +15,8 @@ def without_features(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     q, k = features(query), features(key)
     state = torch.einsum("bhjd,bhje->bhde", k, value)
     total = key.exp().sum(dim=2)
-    return torch.einsum("bhid,bhde->bhie", q, state) / torch.einsum("bhid,bhd->bhi", q, total).unsqueeze(-1)
+    sums = torch.einsum("bhid,bhd->bhi", q, total)  # wrong: AS302 denominator_without_features
+    return torch.einsum("bhid,bhde->bhie", q, state) / sums.unsqueeze(-1)
 
 
 def _case(function, B, H, Lq, Lk, Dk):
