@@ -462,6 +462,11 @@ CONTEXTS: dict[str, Context] = {
         f"{SCORES}\n{SOFTMAX}",
         init="self.k_proj = nn.Linear(H * Dk, H * Dk)\nself.v_proj = nn.Linear(H * Dk, H * Dk)",
     ),
+    "AS818": Context(
+        "",
+        "return x",
+        init="self.attend, self.norm = Head(D, D), nn.LayerNorm(D)\nself.gamma = nn.Parameter(torch.full((D,), 0.1))",
+    ),
     "AS901": Context(SCORED, OUTPUT, init="self.p = 0.1"),
     "AS902": Context(
         f"L = x.size(1)\npast_k = past_v = torch.empty(B, H, 0, Dk)\n{SPLIT}",

@@ -63,6 +63,10 @@ class UniformRun:
     change: Intervention
     vector: Tensor
 
+    def repeated(self, width: int) -> Tensor:
+        """Return the vector as it fills so many features: complex numbers have twice as many."""
+        return self.vector.repeat(width // self.vector.numel())
+
     def width(self, operand: AttentionOperand) -> int:
         """Return the axis of an operand that holds one vector."""
         last = operand.value.ndim - 1
@@ -150,7 +154,7 @@ class UniformRun:
         axis = self.tokens(operand)
         if axis is None:
             return None
-        value = operand.of(run or self.run).double().movedim((axis, self.width(operand)), (-2, -1))
+        value = _real(operand, operand.of(run or self.run).movedim((axis, self.width(operand)), (-2, -1)))
         return value.reshape(-1, *value.shape[-2:])[0, [*range(self.filled(operand)[0]), *self._filled[operand.role]]]
 
     def changes_length(self, operand: AttentionOperand) -> bool:
@@ -252,7 +256,7 @@ class UniformRun:
         """Return the new vectors of an operand in a run, (heads and batch elements, tokens, width)."""
         axis = self.tokens(operand)
         assert axis is not None
-        value = operand.of(run).double().movedim((axis, self.width(operand)), (-2, -1))
+        value = _real(operand, operand.of(run).movedim((axis, self.width(operand)), (-2, -1)))
         return value.reshape(-1, *value.shape[-2:])[:, [*self._filled[operand.role]]]
 
     def _last_equal(self, operand: AttentionOperand) -> tuple[Producer, int] | None:
@@ -534,6 +538,17 @@ def _steps_by_distance(same: UniformRun) -> tuple[Tensor, Tensor] | None:
     same_steps = (steps[..., 1:, 1:] - steps[..., :-1, :-1]).abs() <= least
     is_by_distance = bool(compared.any()) and bool(same_steps[compared].all()) and bool((steps.abs() > least).any())
     return (seen, scores) if is_by_distance else None
+
+
+def _real(operand: AttentionOperand, value: Tensor) -> Tensor:
+    """Return vectors in double precision, those of complex numbers as adjacent features.
+
+    The real part of a product of complex numbers is the product of a query's features and those of the conjugate key.
+    """
+    if not value.is_complex():
+        return value.double()
+    value = value.conj() if operand.role == "key" else value
+    return torch.view_as_real(value.to(torch.complex128).resolve_conj()).flatten(-2)
 
 
 def random_vector(width: int, seed: int) -> Tensor:

@@ -12,11 +12,12 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.replay import OutputRef, Producer, ReplayedCall
 from attnshape.checks.rules.protocol import Outcome, Verification, Violation
 from attnshape.checks.rules.residuals.connections import Connection, connections, norms, read_through_norms, readers
+from attnshape.checks.rules.residuals.scaled import check_scaled
 from attnshape.model.report import Level
 from attnshape.tracing import operations as ops
 from attnshape.tracing.raw import SourceLocation
 
-CODES: tuple[str, ...] = ("AS815", "AS816")
+CODES: tuple[str, ...] = ("AS815", "AS816", "AS818")
 TOPIC = "residual connections"
 _FEWEST_OTHERS = 2
 """With fewer other connections in the function, either of two kinds may be the mistake."""
@@ -47,6 +48,7 @@ def check(subject: Subject) -> Iterator[Outcome]:
     if not wrong and any(len(function.proper) >= _FEWEST_OTHERS for function in functions):
         yield Verification("residual connections start from the stream that their branch reads")
     yield from _dropped(subject)
+    yield from check_scaled(subject)
 
 
 def _functions(subject: Subject) -> list[_Function]:

@@ -101,7 +101,7 @@ def _turned_alike(same: UniformRun, key: AttentionOperand) -> Violation | None:
     if not same.varies(key, same.tokens(key)) or not is_judged(same, key):
         return None
     first, second = (list(one) for one in zip(*map(sorted, mapping.pairs), strict=True))
-    vector = same.vector.to(rows)
+    vector = same.repeated(rows.shape[-1]).to(rows)
     new = rows[rows.shape[0] - same.new_rows(key) :]
     turns = torch.atan2(new[:, second], new[:, first]) - torch.atan2(vector[second], vector[first])
     cosines = turns.cos()  # whichever feature of a pair is the first
@@ -355,7 +355,8 @@ def _starts_at_zero(same: UniformRun, operand: AttentionOperand) -> bool:
     if rows is None:
         return False
     first = rows[rows.shape[0] - same.new_rows(operand)]
-    return bool(torch.isclose(first, same.vector * (first[0] / same.vector[0]), rtol=1e-6).all())
+    vector = same.repeated(first.numel())
+    return bool(torch.isclose(first, vector * (first[0] / vector[0]), rtol=1e-6).all())
 
 
 def _agree(same: UniformRun, cosine: Tensor, own: Tensor, offset: int, first: int) -> bool:
