@@ -178,7 +178,10 @@ def test_wrong_version_differs_only_in_values(pair: Pair) -> None:
             assert isinstance(wrong, nn.Module) == isinstance(right, nn.Module)
             if isinstance(right, nn.Module) and pair.code != "AS811":  # there the wrong version knows less of its state
                 assert list(wrong.state_dict()) == list(right.state_dict())
-                assert equal(list(wrong.state_dict().values()), list(right.state_dict().values()))
+                states = zip(wrong.state_dict().values(), right.state_dict().values(), strict=True)
+                # parameters may start at zero in the wrong version only
+                known = [(one, other) for one, other in states if pair.code != "AS808" or bool(one.any())]
+                assert equal([one for one, _ in known], [other for _, other in known])
             if pair.code == "AS208":  # right in every other type
                 wrong, wrong_args, right, args = map(in_float16, (wrong, wrong_args, right, args))
             if pair.code == "AS306" and "keep=keep" in claims:  # right where the first keys are visible

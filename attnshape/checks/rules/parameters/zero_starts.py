@@ -15,7 +15,10 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.uses import gradients
 from attnshape.checks.rules.parameters.listing import listed
 from attnshape.checks.rules.protocol import Violation
+from attnshape.tracing.raw import SourceLocation
 
+_NONE = 1e-12
+"""A gradient up to this is a rounding error."""
 _FEWEST = 2
 """One parameter at zero gets a gradient, or no gradient for another reason."""
 
@@ -27,21 +30,30 @@ def check_zero_starts(subject: Subject, trained: Sequence[str]) -> Iterator[Viol
     the parameters that get a gradient where none of them is zero.
     """
     values = {name: value for name, value in subject.parameters.items() if name in trained}
-    stuck = [name for name in trained if name in subject.experiment.zero_parameters]
+    stuck = [name for name in values if name in subject.experiment.zero_parameters]
+    # others that start at zero never get a gradient, such as the bias of keys: they stay at zero
+    others = subject.experiment.zero_parameters - set(stuck)
     while len(stuck) >= _FEWEST:
-        found = gradients(subject.experiment, (), replaced=dict.fromkeys(stuck, torch.zeros_like))
+        found = gradients(subject.experiment, (), replaced=dict.fromkeys((*stuck, *others), torch.zeros_like))
         slopes = {name: found.by_name.get(name) for name in stuck}
-        left = [name for name, slope in slopes.items() if slope is not None and not bool(slope.any())]
+        left = [name for name, slope in slopes.items() if slope is not None and float(slope.abs().max()) <= _NONE]
         if len(left) == len(stuck):
             break
         stuck = left
     if len(stuck) < _FEWEST:
         return
     reader, _ = subject.graph.consumers[stuck[0]][0]
-    path, _, attribute = stuck[0].removeprefix("self.").rpartition(".")
-    owner = subject.experiment.structure.classes.get(path)
     message = f"{listed(stuck, values)} no gradient: all start at zero, and each gets one only if another isn't zero"
     hint = "initialise one of those that are multiplied with random numbers, and leave the other at zero"
     evidence = "ran it with autograd while these parameters were zero, and while they weren't"
-    made = attribute_definition(owner, attribute) if owner is not None else None
-    yield Violation("AS808", message, reader.refs[0], hint, evidence, made=made)
+    yield Violation("AS808", message, reader.refs[0], hint, evidence, made=_definition(subject, stuck[0]))
+
+
+def _definition(subject: Subject, name: str) -> SourceLocation | None:
+    """Return where a parameter is assigned, or the layer of torch that has it."""
+    path, _, attribute = name.removeprefix("self.").rpartition(".")
+    owner = subject.experiment.structure.classes.get(path)
+    while owner is not None and owner.__module__.startswith("torch.") and path:
+        path, _, attribute = path.rpartition(".")
+        owner = subject.experiment.structure.classes.get(path)
+    return attribute_definition(owner, attribute) if owner is not None else None

@@ -277,13 +277,13 @@ def _part_in_two_roles(subject: Subject) -> Violation | None:
 
     A rotation that leaves some features as they are splits queries and keys, and joins the parts again.
     """
-    graph, parts = subject.graph, [event for event in subject.base.events if event.name in SELECTIONS | SPLITS]
-    ends = {end.ref: end.variable for end in dead_ends(subject) if end.variable}
-    unused = [(ref, event.values[ref.output].shape) for event in parts for ref in event.refs if ref in ends]
-    for ref in (ref for event in parts for ref in event.refs if unused and ref not in ends):
-        shape = subject.base.value(ref).shape
-        twin = next((other for other, own in unused if own == shape and projection(subject, (other,))), None)
-        if twin is None or projection(subject, (ref,)) is None:
+    graph, live = subject.graph, live_results(subject)
+    parts = [(ref, event.values[ref.output]) for event in subject.base.events for ref in event.refs
+             if event.name in SELECTIONS | SPLITS and event.values[ref.output].is_floating_point()]  # fmt: skip
+    unused = [(ref, value.shape) for ref, value in parts if ref not in live and projection(subject, (ref,))]
+    for ref, value in parts if unused else ():
+        twin = next((other for other, shape in unused if shape == value.shape), None)
+        if twin is None or ref not in live or projection(subject, (ref,)) is None:
             continue
         after = graph.downstream_of(ref)
         for attention in by_attention(subject):
@@ -295,9 +295,11 @@ def _part_in_two_roles(subject: Subject) -> Violation | None:
             joined = [event for event in graph.upstream(second.sources) if event.order not in own]
             readers = [event for event in joined if not after.isdisjoint(event.producers)]
             if readers:
-                message = f"{first.role} and {second.role} have one part in common, and {ends[twin]} is never used"
-                hint = f"join the parts of the {second.role}, {ends[twin]} among them"
-                evidence = f"no result depends on {ends[twin]}"
+                ends = (end for end in dead_ends(subject) if end.variable and end.ref in graph.downstream_of(twin))
+                name = next((end.variable for end in ends), "another one of its shape")
+                message = f"{first.role} and {second.role} have one part in common, and {name} is never used"
+                hint = f"join the parts of the {second.role}, {name} among them"
+                evidence = f"no result depends on {name}"
                 return Violation("AS805", message, readers[-1].refs[0], hint, evidence)
     return None
 
