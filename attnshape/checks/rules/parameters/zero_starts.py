@@ -15,10 +15,12 @@ from attnshape.checks.attention.subject import Subject
 from attnshape.checks.interventions.uses import gradients
 from attnshape.checks.rules.parameters.listing import listed
 from attnshape.checks.rules.protocol import Violation
+from attnshape.tracing.operations import ADDITIONS, CONVOLUTIONS, NORMS
 from attnshape.tracing.raw import SourceLocation
 
 _NONE = 1e-12
 """A gradient up to this is a rounding error."""
+_PLACE_OF_BIAS = 2
 _FEWEST = 2
 """One parameter at zero gets a gradient, or no gradient for another reason."""
 
@@ -33,6 +35,8 @@ def check_zero_starts(subject: Subject, trained: Sequence[str]) -> Iterator[Viol
     stuck = [name for name in values if name in subject.experiment.zero_parameters]
     # others that start at zero never get a gradient, such as the bias of keys: they stay at zero
     others = subject.experiment.zero_parameters - set(stuck)
+    if sum(not _is_only_added(subject, name) for name in stuck) < _FEWEST:
+        return  # biases at zero keep nothing from its gradient
     while len(stuck) >= _FEWEST:
         found = gradients(subject.experiment, (), replaced=dict.fromkeys((*stuck, *others), torch.zeros_like))
         slopes = {name: found.by_name.get(name) for name in stuck}
@@ -47,6 +51,14 @@ def check_zero_starts(subject: Subject, trained: Sequence[str]) -> Iterator[Viol
     hint = "initialise one of those that are multiplied with random numbers, and leave the other at zero"
     evidence = "ran it with autograd while these parameters were zero, and while they weren't"
     yield Violation("AS808", message, reader.refs[0], hint, evidence, made=_definition(subject, stuck[0]))
+
+
+def _is_only_added(subject: Subject, name: str) -> bool:
+    """Return whether every call that reads a parameter adds it, as a linear layer does its bias."""
+    return all(
+        event.name in ADDITIONS or (place == _PLACE_OF_BIAS and event.name in CONVOLUTIONS | NORMS | {"linear"})
+        for event, place in subject.graph.consumers.get(name, ())
+    )
 
 
 def _definition(subject: Subject, name: str) -> SourceLocation | None:
