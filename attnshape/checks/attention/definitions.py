@@ -57,16 +57,21 @@ def _assigned(owner: type, attribute: str) -> list[SourceLocation]:
     """Return where a class, or the nearest of its base classes that does, assigns an attribute."""
     name = ast.Attribute(ast.Name("self", ast.Load()), attribute, ast.Load())
     for cls in owner.__mro__:
-        try:
-            file = inspect.getsourcefile(cls) or ""
-        except TypeError:  # built in
-            continue
-        tree = Source.for_filename(file).tree
+        file = _file(cls)
+        tree = Source.for_filename(file).tree if file else None
         classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)) if tree is not None else ()
         found = [place for node in classes if node.name == cls.__name__ for place in _in_class(node, name, file)]
         if found:
             return found
     return []
+
+
+def _file(cls: type) -> str:
+    """Return the file of a class; empty if it is built in."""
+    try:
+        return inspect.getsourcefile(cls) or ""
+    except TypeError:
+        return ""
 
 
 def _definition(
@@ -147,7 +152,8 @@ def _assignments(name: _Name, place: SourceLocation, owner: type | None) -> Iter
                     yield _location(node.value, place.file, place.function)
         return
     definition = enclosing(name, ast.ClassDef)
-    if owner is not None and getattr(definition, "name", "") in {cls.__name__ for cls in owner.__mro__}:
+    inherited = (cls.__name__ for cls in owner.__mro__ if _file(cls) == place.file) if owner is not None else ()
+    if owner is not None and getattr(definition, "name", "") in inherited:
         yield from _assigned(owner, name.attr)
         return
     while isinstance(definition, ast.ClassDef):
