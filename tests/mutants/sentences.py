@@ -152,6 +152,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS301-over_heads",
         "AS301-over_queries",
         "AS302-logarithms",
+        "AS302-peak_taken_once",
         "AS302-whole_plane",
         "AS303-causal_weights",
         "AS303-padding_multiplied",
@@ -454,8 +455,8 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "AS302-halves_by_their_maxima",
         "AS302-larger_logarithm",
         "AS302-mean_of_blocks",
-        "AS302-peak_taken_once",
         "AS302-running_softmax",
+        "AS302-sum_of_each_maximum",
     ),
     "the weights that each query implies sum to one": (
         "AS302-denominator_of_own_keys",

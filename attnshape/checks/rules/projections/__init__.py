@@ -280,7 +280,8 @@ def _part_in_two_roles(subject: Subject) -> Violation | None:
     graph, live = subject.graph, live_results(subject)
     parts = [(ref, event.values[ref.output]) for event in subject.base.events for ref in event.refs
              if event.name in SELECTIONS | SPLITS and event.values[ref.output].is_floating_point()]  # fmt: skip
-    unused = [(ref, value.shape) for ref, value in parts if ref not in live and projection(subject, (ref,))]
+    ends = {ref: _variable_of_end(subject, ref) for ref, _ in parts if ref not in live}
+    unused = [(ref, value.shape) for ref, value in parts if ends.get(ref) and projection(subject, (ref,))]
     for ref, value in parts if unused else ():
         twin = next((other for other, shape in unused if shape == value.shape), None)
         if twin is None or ref not in live or projection(subject, (ref,)) is None:
@@ -295,13 +296,17 @@ def _part_in_two_roles(subject: Subject) -> Violation | None:
             joined = [event for event in graph.upstream(second.sources) if event.order not in own]
             readers = [event for event in joined if not after.isdisjoint(event.producers)]
             if readers:
-                ends = (end for end in dead_ends(subject) if end.variable and end.ref in graph.downstream_of(twin))
-                name = next((end.variable for end in ends), "another one of its shape")
-                message = f"{first.role} and {second.role} have one part in common, and {name} is never used"
-                hint = f"join the parts of the {second.role}, {name} among them"
-                evidence = f"no result depends on {name}"
+                message = f"{first.role} and {second.role} have one part in common, and {ends[twin]} is never used"
+                hint = f"join the parts of the {second.role}, {ends[twin]} among them"
+                evidence = f"no result depends on {ends[twin]}"
                 return Violation("AS805", message, readers[-1].refs[0], hint, evidence)
     return None
+
+
+def _variable_of_end(subject: Subject, ref: OutputRef) -> str:
+    """Return the variable in which everything ends that is computed from a result on which nothing depends."""
+    after = subject.graph.downstream_of(ref)
+    return next((end.variable for end in dead_ends(subject) if end.variable and end.ref in after), "")
 
 
 def _part_in_two_attentions(subject: Subject) -> Violation | None:
