@@ -50,7 +50,7 @@ def uneven_slopes(visible: VisibleKeys, lines: MaskLines) -> Violation | None:
     """Return a violation if a head's bias falls by another number from key to key in another element of the batch."""
     added, keep = visible.added, visible.keys
     both = keep[..., 1:] & keep[..., :-1]
-    steps = torch.where(both, added[..., 1:] - added[..., :-1], torch.nan).flatten(2)
+    steps = torch.where(both, (added[..., 1:] - added[..., :-1]).abs(), torch.nan).flatten(2)
     slopes = steps.nanmedian(-1).values
     if bool(slopes.isnan().any()) or float((slopes.amax(0) - slopes.amin(0)).max()) <= _SAME:
         return None
