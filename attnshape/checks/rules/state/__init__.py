@@ -125,16 +125,15 @@ def _changes_again(subject: Subject, name: str) -> bool:
     """
     before, after = subject.base.state[name], subject.base.state_after[name]
     operations = {event.name for event in writers(subject, name)}
+    is_parameter = name in subject.experiment.parameters
+    if not is_parameter and (bool(before[before != after].any()) or not operations <= FILLS):
+        return True
     runs = subject.experiment.call_twice()
     if runs is None or _differing({name: runs[1].state[name]}, {name: runs[1].state_after[name]}):
         return True
-    fills = operations <= FILLS and name not in subject.experiment.parameters
-    if fills and not bool(before[before != after].any()):
-        return False
     first, second = (dict(run.returned) for run in runs)
     tolerance = subject.experiment.tolerance
-    is_same = all(not bool(differs(value, second[path], tolerance).any()) for path, value in first.items())
-    return not is_same or name not in subject.experiment.parameters
+    return is_parameter and any(bool(differs(value, second[path], tolerance).any()) for path, value in first.items())
 
 
 def _differing(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
