@@ -21,7 +21,7 @@ from attnshape.checks.rules.state.counters import is_idle_counter
 from attnshape.checks.rules.state.reused import check_reused
 from attnshape.checks.rules.state.writes import read_again, writers
 from attnshape.model.formatting import join_words
-from attnshape.tracing.operations import ELEMENT_WRITES, FILLS, FUSED_ATTENTION, RANDOM
+from attnshape.tracing.operations import ADDITIONS, ELEMENT_WRITES, FILLS, FUSED_ATTENTION, RANDOM
 from attnshape.tracing.source_locations import SourceLocator
 
 CODES: tuple[str, ...] = ("AS901", "AS902", "AS903", "AS904", "AS906", "AS909")
@@ -126,7 +126,9 @@ def _changes_again(subject: Subject, name: str) -> bool:
     before, after = subject.base.state[name], subject.base.state_after[name]
     operations = {event.name for event in writers(subject, name)}
     is_parameter = name in subject.experiment.parameters
-    if not is_parameter and (bool(before[before != after].any()) or not operations <= FILLS):
+    if not operations <= (ADDITIONS if is_parameter else FILLS):
+        return True
+    if not is_parameter and bool(before[before != after].any()):
         return True
     runs = subject.experiment.call_twice()
     if runs is None or _differing({name: runs[1].state[name]}, {name: runs[1].state_after[name]}):
